@@ -1,0 +1,112 @@
+"""Acting: T steps of B worlds, everything that learning needs written into preallocated tensors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longtail.agents.agent import Agent
+from longtail.agents.lstm import Read
+from longtail.worlds.world import World
+
+
+@dataclass
+class Rollout:
+    """One unroll. Row t of the first group is the state before step t; row T is the state after the last one,
+
+    and the next unroll's row 0: the rollout is also what carries on from one iteration to the next.
+    """
+
+    obs: Tensor  # uint8 [T+1, B, H, W, C]
+    first: Tensor  # bool [T+1, B]
+    task: Tensor  # int64 [T+1, B]
+    last_action: Tensor  # int64 [T+1, B]; num_actions for none
+    last_reward: Tensor  # float32 [T+1, B]
+
+    action: Tensor  # int64 [T, B]
+    logits: Tensor  # float32 [T, B, A], of the policy that acted
+    reward: Tensor  # float32 [T, B]
+    truncated: Tensor  # bool [T, B]
+    success: Tensor  # bool [T, B]
+    final_obs: Tensor | None  # uint8 [T, B, H, W, C], for bootstrapping at time limits
+
+    h_before: Tensor  # float32 [B, H]: the LSTM state before row 0
+    c_before: Tensor
+    h: Tensor  # float32 [B, H]: the LSTM state now
+    c: Tensor
+
+    @property
+    def unroll(self) -> int:
+        return len(self.action)
+
+    @staticmethod
+    def empty(world: World, agent: Agent, unroll: int, final_obs: bool = False) -> "Rollout":
+        T, B = unroll, world.num_worlds
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=world.device)
+
+        return Rollout(
+            obs=new(T + 1, B, *world.obs_shape, dtype=torch.uint8),
+            first=new(T + 1, B, dtype=torch.bool),
+            task=new(T + 1, B, dtype=torch.int64),
+            last_action=new(T + 1, B, dtype=torch.int64).fill_(agent.no_action),
+            last_reward=new(T + 1, B),
+            action=new(T, B, dtype=torch.int64),
+            logits=new(T, B, agent.num_actions),
+            reward=new(T, B),
+            truncated=new(T, B, dtype=torch.bool),
+            success=new(T, B, dtype=torch.bool),
+            final_obs=new(T, B, *world.obs_shape, dtype=torch.uint8) if final_obs else None,
+            h_before=new(B, agent.hidden_dim),
+            c_before=new(B, agent.hidden_dim),
+            h=new(B, agent.hidden_dim),
+            c=new(B, agent.hidden_dim),
+        )
+
+    def carry(self) -> dict[str, Tensor]:
+        """What the next unroll starts from, beside the world's own state."""
+        return {"last_action": self.last_action[-1], "last_reward": self.last_reward[-1], "h": self.h, "c": self.c}
+
+
+@torch.no_grad()
+def act(
+    agent: Agent,
+    world: World,
+    rollout: Rollout,
+    generator: torch.Generator,
+    reward_clip: float,
+    read: Read | None = None,
+) -> None:
+    """Fill the rollout with the policy's own steps. Reads nothing back to the host."""
+    r = rollout
+    weights = agent.encoder.prepare()
+    world.prepare(r.unroll)
+    r.h_before.copy_(r.h)
+    r.c_before.copy_(r.c)
+    r.last_action[0].copy_(r.last_action[-1])
+    r.last_reward[0].copy_(r.last_reward[-1])
+    # The largest of logit + Gumbel noise is a sample of the policy: -log of exponential noise, drawn once for T steps.
+    noise_TBA = torch.empty_like(r.logits).exponential_(generator=generator).log_()
+    for t in range(r.unroll):
+        _record_state(world, r, t)
+        logits_BA = agent.step(r.obs[t], world.first, r.last_action[t], r.last_reward[t], r.h, r.c, weights, read)
+        r.logits[t].copy_(logits_BA)
+        torch.argmax(logits_BA - noise_TBA[t], -1, out=r.action[t])
+        world.step(r.action[t])
+        r.reward[t].copy_(world.reward)
+        r.truncated[t].copy_(world.truncated)
+        r.success[t].copy_(world.success)
+        if r.final_obs is not None:
+            world.observe_final(r.final_obs[t])
+        r.last_action[t + 1].copy_(r.action[t]).masked_fill_(world.first, agent.no_action)
+        torch.mul(world.reward, ~world.first, out=r.last_reward[t + 1])
+        if reward_clip:
+            r.last_reward[t + 1].clamp_(-reward_clip, reward_clip)
+    _record_state(world, r, r.unroll)
+
+
+def _record_state(world: World, rollout: Rollout, t: int) -> None:
+    world.observe(rollout.obs[t])
+    rollout.first[t].copy_(world.first)
+    rollout.task[t].copy_(world.task)

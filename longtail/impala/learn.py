@@ -1,0 +1,118 @@
+"""Learning: one gradient step from one rollout."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longtail.agents.agent import Agent
+from longtail.agents.lstm import Read
+from longtail.impala.act import Rollout
+from longtail.impala.losses import Losses, impala_losses, log_probability
+from longtail.impala.vtrace import vtrace
+
+
+@dataclass(frozen=True)
+class ImpalaConfig:
+    """IMPALA's hyperparameters."""
+
+    worlds: int = 32
+    """Worlds that step together ("actors" in the paper)."""
+    unroll: int = 32
+    """Steps of each world per iteration."""
+    discount: float = 0.99
+    """Reward discount gamma."""
+    value_cost: float = 0.5
+    """Weight of the value loss."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    learning_rate: float = 3e-4
+    """RMSProp's step size."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Learning rate over the run; linear goes to 0 at the last step."""
+    rmsprop_decay: float = 0.99
+    """RMSProp's decay of the squared gradient's average."""
+    rmsprop_eps: float = 0.01
+    """Added to the root of that average."""
+    grad_clip: float = 40.0
+    """Largest norm of the whole gradient."""
+    reward_clip: float = 1.0
+    """Rewards are clipped to +- this for learning; 0 leaves them as they are."""
+    bootstrap_time_limits: bool = False
+    """Bootstrap from the last observation where only the time limit ended an episode (the paper does not)."""
+
+    def __post_init__(self) -> None:
+        at_least = {"worlds": 1, "unroll": 1, "value_cost": 0, "entropy_cost": 0, "learning_rate": 0}
+        at_least |= {"rmsprop_eps": 0, "grad_clip": 0, "reward_clip": 0}
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"impala.{name} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("discount", "rmsprop_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"impala.{name} is {getattr(self, name)}: it must lie between 0 and 1")
+        if self.schedule not in ("constant", "linear"):
+            raise ValueError(f"impala.schedule is {self.schedule!r}: it must be constant or linear")
+
+
+# What `learn` reports, in this order, once per gradient step.
+LEARN_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
+
+
+def make_optimizer(agent: Agent, config: ImpalaConfig) -> torch.optim.Optimizer:
+    """RMSProp with its learning rate in a tensor, so that a schedule can change it inside a captured graph."""
+    parameters = list(agent.parameters())
+    on_gpu = parameters[0].is_cuda
+    return torch.optim.RMSprop(
+        parameters,
+        lr=torch.tensor(config.learning_rate, device=parameters[0].device),
+        alpha=config.rmsprop_decay,
+        eps=config.rmsprop_eps,
+        foreach=on_gpu,
+        capturable=on_gpu,
+    )
+
+
+def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: Read | None = None) -> Losses:
+    """IMPALA's losses on a rollout (before their weights)."""
+    r = rollout
+    h_TBH, c_TBH = agent.unroll(r.obs, r.first, r.last_action, r.last_reward, r.h_before, r.c_before, read)
+    logits_TBA = agent.policy(h_TBH[:-1])
+    value_T1B = agent.value(h_TBH)[..., 0]
+    with torch.no_grad():
+        reward_TB = r.reward.clamp(-config.reward_clip, config.reward_clip) if config.reward_clip else r.reward
+        if r.final_obs is not None:
+            reward_TB = reward_TB + config.discount * _value_at_time_limit(agent, r, h_TBH[:-1], c_TBH[:-1], reward_TB)
+        log_rho_TB = log_probability(logits_TBA, r.action) - log_probability(r.logits, r.action)
+        discount_TB = config.discount * (~r.first[1:]).to(reward_TB.dtype)
+        targets = vtrace(log_rho_TB, discount_TB, reward_TB, value_T1B)
+    return impala_losses(logits_TBA, r.action, value_T1B[:-1], targets.target_TB, targets.advantage_TB)
+
+
+def _value_at_time_limit(
+    agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor
+) -> Tensor:
+    """Value of each step's last observation where the time limit ended the episode, else 0."""
+    assert rollout.final_obs is not None
+    embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
+    p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
+    h, _ = agent.lstm.step(p_TBP.flatten(0, 1), torch.ones_like(p_TBP[..., :1]).flatten(0, 1), h_TBH.flatten(0, 1), c_TBH.flatten(0, 1))
+    return agent.value(h)[..., 0].view_as(reward_TB) * rollout.truncated
+
+
+def learn(
+    agent: Agent,
+    rollout: Rollout,
+    optimizer: torch.optim.Optimizer,
+    config: ImpalaConfig,
+    read: Read | None = None,
+) -> Tensor:
+    """One gradient step. Returns LEARN_METRICS as a tensor on the device."""
+    losses = compute_losses(agent, rollout, config, read)
+    loss = losses.policy + config.value_cost * losses.value + config.entropy_cost * losses.entropy
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), config.grad_clip)
+    optimizer.step()
+    entropy = -losses.entropy / rollout.action.numel()
+    return torch.stack([loss, losses.policy, losses.value, entropy, grad_norm]).detach()
