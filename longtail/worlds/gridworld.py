@@ -16,10 +16,13 @@ from torch import Tensor
 from longtail import zipf
 from longtail.worlds import levels as lv
 from longtail.worlds.random import STAGGER, TaskQueue, draw
-from longtail.worlds.world import TaskTable
+from longtail.worlds.world import TaskTable, restore, stateful
 
 MOVES = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))  # N NE E SE S SW W NW
 ACTION_NAMES = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")
+
+# All that the next step depends on, besides the queue of tasks.
+STATE = ("state", "time", "task", "first")
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,9 @@ class Gridworld:
             self.time.copy_(bits_B % self.config.max_steps)
         for tensor in (self.reward, self.success, self.terminated, self.truncated):
             tensor.zero_()
+        self.ended_task.copy_(self.task)
+        if self._final_state is not None:
+            self._final_state.copy_(self.state)
 
     def prepare(self, num_steps: int) -> None:
         self.queue.prepare(num_steps)
@@ -218,12 +224,10 @@ class Gridworld:
         return lv.join_tiles(tiles)
 
     def state_dict(self) -> dict[str, Tensor]:
-        own = {name: getattr(self, name) for name in ("state", "time", "task", "first")}
-        return own | {f"queue.{name}": tensor for name, tensor in self.queue.state_dict().items()}
+        return stateful(self, STATE) | {f"queue.{name}": tensor for name, tensor in self.queue.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name in ("state", "time", "task", "first"):
-            getattr(self, name).copy_(state[name])
+        restore(stateful(self, STATE), state)
         self.queue.load_state_dict({k.removeprefix("queue."): v for k, v in state.items() if k.startswith("queue.")})
 
     def close(self) -> None:
@@ -234,7 +238,7 @@ class Gridworld:
 class CellFacts:
     """How hard each task is before anything is learned, by task id."""
 
-    shortest_path: np.ndarray  # int64: fewest steps from the start to the target that touch nothing else
+    shortest_path: np.ndarray  # int64: fewest steps from the start to the target, touching nothing else; -1: none
     random_reach: np.ndarray  # float64: probability that a uniformly random walk succeeds within the time limit
 
 

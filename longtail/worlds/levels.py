@@ -64,9 +64,14 @@ def _parse(entry: dict[str, Any]) -> Level:
 
 def generate_levels(seed: int, maps: int, objects: int, rooms: int = 3) -> tuple[Level, ...]:
     """New levels by the public benchmark's rules; level i does not depend on how many are asked for."""
-    most = rooms * rooms * 4  # a room keeps at least four squares free of doors
-    if maps < 1 or not 1 <= objects < most:
-        raise ValueError(f"{maps} maps with {objects} objects: need at least 1 map and 1 to {most - 1} objects")
+    if rooms < 2:
+        raise ValueError(f"rooms is {rooms}: it must be at least 2, because every room has a door to another")
+    # A room keeps at least four squares free of doors, one of them is the start; no two objects look the same.
+    most = min(rooms * rooms * 4 - 1, len(_looks()))
+    if maps < 1 or not 1 <= objects <= most:
+        raise ValueError(
+            f"{maps} maps with {objects} objects: need at least 1 map and 1 to {most} objects for rooms={rooms}"
+        )
     return tuple(_generate(random.Random(f"longtail {seed} {i}"), objects, rooms) for i in range(maps))
 
 
@@ -85,14 +90,18 @@ def _generate(rng: random.Random, objects: int, rooms: int) -> Level:
         and not any(square in doors for square in _beside(y, x))
     ]  # fmt: skip
     start, *places = rng.sample(free, objects + 1)
-    sprites = _data("gridworld_sprites.json")
-    looks = [(color, shape) for color in sorted(sprites["colors"]) for shape in sorted(sprites["shapes_9x9"])]
-    chosen = rng.sample(looks, objects)
+    chosen = rng.sample(_looks(), objects)
     return Level(
         walls=tuple("".join(row) for row in grid),
         start=start,
         objects=tuple(Object(y, x, color, shape) for (y, x), (color, shape) in zip(places, chosen, strict=True)),
     )
+
+
+def _looks() -> list[tuple[str, str]]:
+    """Every color and shape that an object can have."""
+    sprites = _data("gridworld_sprites.json")
+    return [(color, shape) for color in sorted(sprites["colors"]) for shape in sorted(sprites["shapes_9x9"])]
 
 
 def _beside(y: int, x: int) -> tuple[tuple[int, int], ...]:

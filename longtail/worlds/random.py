@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longtail import zipf
+from longtail.worlds.world import restore
 
 # What a draw is for. Values are part of the results' identity: never reuse or renumber.
 TASK = 0
@@ -76,7 +77,8 @@ class TaskQueue:
         """One task per world for good: the law whose weights are one-hot."""
         num_worlds, num_tasks = self.thresholds_Bn.shape
         task_B = np.asarray(task_B)
-        if task_B.shape != (num_worlds,) or task_B.min() < 0 or task_B.max() >= num_tasks:
+        one_each = task_B.shape == (num_worlds,) and task_B.dtype.kind in "iu"
+        if not one_each or task_B.min() < 0 or task_B.max() >= num_tasks:
             raise ValueError(f"task is {task_B}: it must be {num_worlds} task ids of 0..{num_tasks - 1}, one per world")
         self.set_weights(np.eye(num_tasks)[task_B])
 
@@ -97,6 +99,8 @@ class TaskQueue:
 
     def advance(self, done_B: Tensor) -> Tensor:
         """The task of each world's next episode; worlds that are `done` enter it."""
+        if not self.upcoming_BT.shape[1]:  # on a GPU the gather below would fail without saying why
+            raise RuntimeError("no draws are prepared: call prepare(num_steps) before step")
         task_B = self.upcoming_BT.gather(1, (self.episode_B - self.base_B)[:, None])[:, 0]
         self.episode_B += done_B
         return task_B
@@ -109,7 +113,5 @@ class TaskQueue:
         return {"seed": self.seed, "episode": self.episode_B, "thresholds": self.thresholds_Bn}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.seed.copy_(state["seed"])
-        self.episode_B.copy_(state["episode"])
-        self.thresholds_Bn.copy_(state["thresholds"])
+        restore(self.state_dict(), state)
         self.prepare(self.upcoming_BT.shape[1])

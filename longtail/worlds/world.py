@@ -109,3 +109,13 @@ class World(Protocol):
 def stateful(world: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
     """The named tensors of a world, for its `state_dict`."""
     return {name: getattr(world, name) for name in names}
+
+
+def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Copy saved tensors into a part's own, in place; the counterpart of `state_dict`."""
+    for name, tensor in live.items():
+        if name not in saved:
+            raise ValueError(f"saved state has no {name!r}: it has {', '.join(sorted(saved)) or 'nothing'}")
+        if saved[name].shape != tensor.shape:
+            raise ValueError(f"saved {name!r} has shape {tuple(saved[name].shape)}: it must be {tuple(tensor.shape)}")
+        tensor.copy_(saved[name])
