@@ -62,15 +62,26 @@ LEARN_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
 def make_optimizer(agent: Agent, config: ImpalaConfig) -> torch.optim.Optimizer:
     """RMSProp with its learning rate in a tensor, so that a schedule can change it inside a captured graph."""
     parameters = list(agent.parameters())
-    on_gpu = parameters[0].is_cuda
-    return torch.optim.RMSprop(
+    device = parameters[0].device
+    on_gpu = device.type == "cuda"
+    optimizer = torch.optim.RMSprop(
         parameters,
-        lr=torch.tensor(config.learning_rate, device=parameters[0].device),
+        lr=torch.tensor(config.learning_rate, device=device),
         alpha=config.rmsprop_decay,
         eps=config.rmsprop_eps,
         foreach=on_gpu,
         capturable=on_gpu,
     )
+    for p in parameters:  # made now and not at the first step, so that a checkpoint always has the same tensors
+        optimizer.state[p] = {"step": torch.zeros((), device=device if on_gpu else "cpu"), "square_avg": p.detach() * 0}
+    return optimizer
+
+
+def schedule(optimizer: torch.optim.Optimizer, config: ImpalaConfig, iteration: Tensor, iterations: int) -> None:
+    """Set the learning rate of an iteration, on the device."""
+    if config.schedule == "linear":
+        left = 1 - iteration.to(torch.float32) / iterations
+        optimizer.param_groups[0]["lr"].copy_(config.learning_rate * left.clamp(min=0))
 
 
 def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: Read | None = None) -> Losses:
@@ -96,7 +107,8 @@ def _value_at_time_limit(
     assert rollout.final_obs is not None
     embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
     p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
-    h, _ = agent.lstm.step(p_TBP.flatten(0, 1), torch.ones_like(p_TBP[..., :1]).flatten(0, 1), h_TBH.flatten(0, 1), c_TBH.flatten(0, 1))
+    p_NP, h_NH, c_NH = (x.flatten(0, 1) for x in (p_TBP, h_TBH, c_TBH))
+    h, _ = agent.lstm.step(p_NP, torch.ones_like(p_NP[:, :1]), h_NH, c_NH)
     return agent.value(h)[..., 0].view_as(reward_TB) * rollout.truncated
 
 
@@ -110,9 +122,10 @@ def learn(
     """One gradient step. Returns LEARN_METRICS as a tensor on the device."""
     losses = compute_losses(agent, rollout, config, read)
     loss = losses.policy + config.value_cost * losses.value + config.entropy_cost * losses.entropy
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    grad_norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), config.grad_clip)
+    parameters = list(agent.parameters())
+    for p, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = grad
+    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     optimizer.step()
     entropy = -losses.entropy / rollout.action.numel()
     return torch.stack([loss, losses.policy, losses.value, entropy, grad_norm]).detach()

@@ -1,0 +1,178 @@
+"""What a run counts on its device, and where it is written: metrics.jsonl, TensorBoard, the terminal."""
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from longtail import zipf
+from longtail.checkpoint import write_durably
+from longtail.impala.act import Rollout
+from longtail.impala.learn import LEARN_METRICS
+from longtail.worlds import TaskTable
+
+Row = dict[str, Any]
+
+
+class Counters:
+    """Totals since the run's first step, kept on the device so that counting never waits for the host."""
+
+    def __init__(self, num_tasks: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.iteration = zeros()
+        self.first_bad = zeros() - 1  # the first iteration with a loss or gradient that is not finite
+        self.episodes_n, self.successes_n = zeros(num_tasks), zeros(num_tasks)
+        self.reward = zeros(dtype=torch.float64)
+        self.learn_K = zeros(len(LEARN_METRICS), dtype=torch.float64)
+
+    def count(self, rollout: Rollout, learn_K: Tensor) -> None:
+        task_N, ended_N = rollout.task[:-1].flatten(), rollout.first[1:].flatten().to(torch.int64)
+        # Integer sums, so the order in which a GPU adds them does not matter.
+        self.episodes_n.index_add_(0, task_N, ended_N)
+        self.successes_n.index_add_(0, task_N, rollout.success.flatten().to(torch.int64))
+        self.reward += rollout.reward.sum()
+        self.learn_K += learn_K
+        newly_bad = ~torch.isfinite(learn_K).all() & (self.first_bad < 0)
+        self.first_bad.copy_(torch.where(newly_bad, self.iteration, self.first_bad))
+        self.iteration += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            "iteration": self.iteration,
+            "first_bad": self.first_bad,
+            "episodes": self.episodes_n,
+            "successes": self.successes_n,
+            "reward": self.reward,
+            "learn": self.learn_K,
+        }
+
+    def read(self) -> dict[str, np.ndarray]:
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self.state_dict().items()}
+
+
+def summarize(before: dict[str, np.ndarray], now: dict[str, np.ndarray], tasks: TaskTable) -> Row:
+    """What happened between two readings of the counters. A share of no episodes at all is null."""
+    episodes_n, successes_n = now["episodes"] - before["episodes"], now["successes"] - before["successes"]
+    iterations = max(int(now["iteration"] - before["iteration"]), 1)
+
+    def accuracy(members_n: np.ndarray) -> float | None:
+        n = int(episodes_n[members_n].sum())
+        return round(float(successes_n[members_n].sum()) / n, 6) if n else None
+
+    episodes = int(episodes_n.sum())
+    row: Row = {"accuracy": accuracy(np.ones(len(tasks), bool))}
+    row |= {f"accuracy_{name}": accuracy(tasks.group == i) for i, name in enumerate(zipf.GROUPS)}
+    row |= {"episodes": episodes}
+    row |= {f"visits_{name}": int(now["episodes"][tasks.group == i].sum()) for i, name in enumerate(zipf.GROUPS)}
+    row["mean_return"] = float(now["reward"] - before["reward"]) / episodes if episodes else None
+    means_K = (now["learn"] - before["learn"]) / iterations
+    return row | dict(zip(LEARN_METRICS, map(float, means_K), strict=True))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a metrics.jsonl; a last line that a crash cut short is dropped."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl and TensorBoard; rows past the step that a run resumes from are taken back."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+
+        path = run / "metrics.jsonl"
+        rows = [row for row in read_rows(path) if row["step"] <= step]
+        write_durably(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        self.file = path.open("a", buffering=1)
+        self.board = SummaryWriter(str(run), purge_step=step + 1)
+
+    def write(self, row: Row) -> None:
+        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
+        self.file.write(json.dumps(finite) + "\n")
+        for name, value in finite.items():
+            if name != "step" and value is not None:
+                self.board.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self.file.close()
+        self.board.close()
+
+
+@dataclass
+class Speed:
+    """Steps per second since this session began, and since the last row."""
+
+    step: int
+
+    def __post_init__(self) -> None:
+        self.began, self.marked = time.perf_counter(), (time.perf_counter(), self.step)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def lap(self, step: int) -> float:
+        (then, before), now = self.marked, time.perf_counter()
+        self.marked = (now, step)
+        return (step - before) / max(now - then, 1e-9)
+
+
+def percent(value: float | None) -> str:
+    return "  -" if value is None else f"{100 * value:3.0f}"
+
+
+class ProgressDisplay:
+    """One live line on a terminal, a line for each row elsewhere."""
+
+    def __init__(self, console: Console, name: str, step: int, steps: int) -> None:
+        self.console, self.steps = console, steps
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.completed:,} steps"),
+            TextColumn("[cyan]{task.fields[rate]}/s"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("[green]{task.fields[accuracy]}"),
+            TextColumn("[dim]{task.fields[saved]}"),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+        )
+        self.bar = self.progress.add_task(name, total=steps, completed=step, rate="-", accuracy="", saved="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def advance(self, step: int) -> None:
+        self.progress.update(self.bar, completed=min(step, self.steps))
+
+    def row(self, row: Row) -> None:
+        groups = " ".join(f"{name} {percent(row[f'accuracy_{name}'])}%" for name in zipf.GROUPS)
+        self.progress.update(self.bar, rate=f"{row['steps_per_second']:,.0f}", accuracy=groups)
+        if not self.console.is_terminal:
+            text = f"step {row['step']:>11,}  {row['steps_per_second']:>9,.0f} steps/s  all {percent(row['accuracy'])}%"
+            self.console.print(f"{text}  {groups}", highlight=False)
+
+    def saved(self, step: int) -> None:
+        self.progress.update(self.bar, saved=f"saved {step:,}")

@@ -1,0 +1,125 @@
+"""The folder of a run: whose it is, what made it, and that only one process at a time trains in it."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from longtail.checkpoint import write_durably
+from longtail.config import RunConfig, first_difference, from_json, to_json
+
+CONFIG, MANIFEST, LOCK = "config.json", "manifest.json", ".lock"
+PACKAGES = ("longtail", "torch", "numpy", "numba", "gymnasium", "safetensors")
+
+
+def default_folder(config: RunConfig) -> Path:
+    world = re.sub(r"[^A-Za-z0-9._-]+", "-", config.world.name)
+    return Path("runs") / f"{world}-{config.method}-s{config.seed}"
+
+
+def read_config(run: Path) -> RunConfig:
+    """The configuration of a run that exists."""
+    path = run / CONFIG
+    if not path.is_file():
+        raise ValueError(f"run is {str(run)!r}: no run is there ({CONFIG} is missing)")
+    try:
+        return from_json(path.read_text())
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+
+
+def claim(run: Path, config: RunConfig) -> IO[str]:
+    """Make the folder this run's, or refuse; returns its lock, held until closed. Changes nothing if it refuses."""
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"out is {str(run)!r}: that is a file, it must be a folder")
+    if (run / CONFIG).exists():
+        _check_same(run, read_config(run), config)
+    elif run.exists() and any(path.name != LOCK for path in run.iterdir()):
+        raise ValueError(f"out is {str(run)!r}: the folder holds something else than a run; choose an empty one")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / LOCK).open("a")
+    except OSError as error:
+        raise ValueError(f"out is {str(run)!r}: it cannot be written ({error.strerror})") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"out is {str(run)!r}: another process is training there now") from None
+    write_durably(run / CONFIG, to_json(config).encode())
+    return lock
+
+
+def _check_same(run: Path, old: RunConfig, new: RunConfig) -> None:
+    may_grow = new.impala.schedule == "constant"
+    difference = first_difference(dataclasses.replace(old, steps=new.steps) if may_grow else old, new)
+    if difference:
+        name, was, now = difference
+        raise ValueError(
+            f"{name} is {now!r}, but the run in {str(run)!r} has {was!r}: use the same configuration to go on with it, "
+            f"or another --out (or --seed) for a new run"
+        )
+
+
+def add_session(run: Path, device: torch.device, dtype: torch.dtype, step: int) -> dict[str, Any]:
+    """Note in the manifest what trains here from `step` on; `end_session` completes the entry."""
+    path = run / MANIFEST
+    manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
+    manifest["versions"] = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    manifest["sessions"].append(
+        {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(sys.argv),
+            "git_commit": _git_commit(),
+            "hardware": _hardware(device),
+            "precision": str(dtype).removeprefix("torch."),
+            "from_step": step,
+            "to_step": None,
+            "wall_seconds": None,
+        }
+    )
+    write_durably(path, (json.dumps(manifest, indent=2) + "\n").encode())
+    return manifest
+
+
+def end_session(run: Path, manifest: dict[str, Any], step: int, seconds: float) -> None:
+    manifest["sessions"][-1] |= {"to_step": step, "wall_seconds": round(seconds, 3)}
+    manifest["wall_seconds"] = round(sum(entry["wall_seconds"] or 0 for entry in manifest["sessions"]), 3)
+    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Of the checkout that longtail runs from; None for an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        pass
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    return {"device": name, "kind": device.type, "cpu": cpu, "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
