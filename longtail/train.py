@@ -109,6 +109,10 @@ class Trainer:
         named = ((name, self.optimizer.state[p]) for name, p in self.agent.named_parameters())
         return {f"{name}.{key}": tensor for name, values in named for key, tensor in values.items()}
 
+    def interface(self) -> dict[str, object]:
+        """What it takes to build the agent again without a world."""
+        return {"obs_shape": self.world.obs_shape, "num_actions": self.world.num_actions}
+
     def check_finite(self) -> None:
         """Stop at a value that is not finite, naming the tensor and when it was first seen."""
         first_bad = int(self.counters.first_bad)
@@ -172,7 +176,7 @@ def _train(trainer: Trainer, run: Path, stop_at: int | None, console: Console) -
         nonlocal saved_at
         if step != saved_at:
             trainer.check_finite()
-            meta = {"seconds": earlier_seconds + speed.seconds()}
+            meta = {"seconds": earlier_seconds + speed.seconds(), **trainer.interface()}
             checkpoint.save_checkpoint(run, step, trainer.state_dict(), meta, config.keep_checkpoints)
             saved_at = step
             display.saved(step)

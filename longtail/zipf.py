@@ -101,7 +101,8 @@ def thresholds(weights: Floats) -> Ints:
     back end draws the same tasks. Works on the last axis.
     """
     weights = np.asarray(weights, np.float64)
-    total = weights.sum(-1, keepdims=True)
+    with np.errstate(over="ignore"):  # an infinite sum is refused in the next line
+        total = weights.sum(-1, keepdims=True)
     if weights.shape[-1] == 0 or not np.isfinite(total).all() or (weights < 0).any():
         raise ValueError("weights must be finite and at least 0, one per task, with a finite sum")
     if (total <= 0).any():

@@ -7,6 +7,7 @@ episode, with reward 1 if it is the target that the top-left square of the view 
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -89,6 +90,7 @@ class Tables:
     square_S: np.ndarray  # int64 [S, 3]: map, row, column
 
 
+@lru_cache(maxsize=4)  # worlds of one process share their tables: nothing may write to them
 def build_tables(level_set: tuple[lv.Level, ...], resolution: int) -> Tables:
     pixels = lv.tile_pixels(resolution)
     square_S = [
@@ -190,17 +192,30 @@ class Gridworld:
         torch.gt(self.truncated, self.terminated, out=self.truncated)  # the limit counts only if nothing was touched
         if self._final_state is not None:
             self._final_state.copy_(state_B)
-        torch.where(self.first, self.queue.advance(self.first), self.task, out=self.task)
-        torch.where(self.first, self._start_n.index_select(0, self.task), state_B, out=self.state)
-        self.time.masked_fill_(self.first, 0)
+        self._begin(self.first, state_B)
+
+    def restart(self, world_B: Tensor) -> None:
+        """Leave the episode of the worlds in a mask without an outcome and begin their next; for `prepare`, a step."""
+        self.first |= world_B
+        for tensor in (self.reward, self.success, self.terminated, self.truncated):
+            tensor.masked_fill_(world_B, 0)
+        self._begin(world_B, self.state)
+
+    def _begin(self, world_B: Tensor, state_B: Tensor) -> None:
+        torch.where(world_B, self.queue.advance(world_B), self.task, out=self.task)
+        torch.where(world_B, self._start_n.index_select(0, self.task), state_B, out=self.state)
+        self.time.masked_fill_(world_B, 0)
 
     def observe(self, out: Tensor | None = None) -> Tensor:
         return self._render(self.state, self.task, out)
 
     def observe_final(self, out: Tensor | None = None) -> Tensor:
+        return self._render(self._final_states(), self.ended_task, out)
+
+    def _final_states(self) -> Tensor:
         if self._final_state is None:
             raise RuntimeError("final observations were not asked for: build the world with final_obs=True")
-        return self._render(self._final_state, self.ended_task, out)
+        return self._final_state
 
     def _render(self, state_B: Tensor, task_B: Tensor, out: Tensor | None) -> Tensor:
         if out is None:
@@ -216,9 +231,10 @@ class Gridworld:
     def pin(self, task_B: np.ndarray) -> None:
         self.queue.pin(task_B)
 
-    def whole_map(self, world: int) -> np.ndarray:
-        """The whole map of one world with its agent, uint8 [H, W, 3], for people to look at."""
-        m, y, x = self.tables.square_S[int(self.state[world])]
+    def whole_map(self, world: int, final: bool = False) -> np.ndarray:
+        """The whole map of one world with its agent, uint8 [H, W, 3], for people; `final` as in `observe_final`."""
+        state_B = self._final_states() if final else self.state
+        m, y, x = self.tables.square_S[int(state_B[world])]
         tiles = lv.level_tiles(self.levels[m], lv.tile_pixels(self.config.resolution))
         tiles[y, x] = lv.agent_color()
         return lv.join_tiles(tiles)

@@ -116,8 +116,8 @@ def _doors(rng: random.Random, rooms: int) -> Iterator[tuple[int, int]]:
     def connect(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
         has_door.update((a, b))
         old, new = component[b], component[a]
-        for room in component:
-            if component[room] == old:
+        for room, part in component.items():
+            if part == old:
                 component[room] = new
         # The wall between two rooms lies behind the first of them; the door is one square along it.
         (r, c), along = min(a, b), 1 + rng.randrange(ROOM)

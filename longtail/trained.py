@@ -1,0 +1,105 @@
+"""A trained agent, for use anywhere: a notebook, a robot, somebody else's evaluation."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail import checkpoint, runfolder
+from longtail.agents.agent import Agent
+from longtail.config import RunConfig, resolve_device, resolve_precision
+
+
+@dataclass
+class AgentState:
+    """What an agent remembers of B episodes under way: the LSTM state, and what it did last."""
+
+    h_BH: Tensor
+    c_BH: Tensor
+    last_action_B: Tensor
+
+
+@dataclass
+class TrainedAgent:
+    """The frozen policy of a run. Start each episode with `state=None`; one state serves a batch of episodes."""
+
+    config: RunConfig
+    agent: Agent
+    step: int
+    visits_n: np.ndarray  # episodes of each task in training
+    device: torch.device
+    generator: torch.Generator
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: np.ndarray | Tensor,
+        state: AgentState | None = None,
+        *,
+        reward: float | np.ndarray = 0.0,
+        first: bool | np.ndarray = False,
+        greedy: bool = False,
+    ) -> tuple[int | np.ndarray, AgentState]:
+        """Actions for uint8 images [H, W, C] or [B, H, W, C], and the state to pass in at the next step.
+
+        `reward` is what the last action earned. `first` marks episodes that begin with this observation.
+        """
+        images = torch.as_tensor(obs, device=self.device)
+        if images.dtype != torch.uint8 or images.ndim not in (3, 4):
+            raise ValueError(f"obs is {images.dtype} {tuple(images.shape)}: it must be uint8 [H, W, C] or [B, H, W, C]")
+        single = images.ndim == 3
+        images = images[None] if single else images
+        B = len(images)
+        state = self.initial_state(B) if state is None else state
+        first_B = torch.as_tensor(first, device=self.device).expand(B)
+        reward_B = torch.as_tensor(reward, dtype=torch.float32, device=self.device).expand(B)
+        clip = self.config.impala.reward_clip
+        logits_BA, state = policy_step(self.agent, images, first_B, reward_B.clamp(-clip, clip) if clip else reward_B, state)
+        action_B = choose(logits_BA, self.generator, greedy)
+        state.last_action_B = action_B
+        return (int(action_B[0]) if single else action_B.cpu().numpy()), state
+
+    def initial_state(self, num_episodes: int) -> AgentState:
+        return initial_state(self.agent, num_episodes, self.device)
+
+
+def initial_state(agent: Agent, num_episodes: int, device: torch.device) -> AgentState:
+    zeros = torch.zeros(num_episodes, agent.hidden_dim, device=device)
+    none = torch.full((num_episodes,), agent.no_action, device=device)
+    return AgentState(zeros, zeros.clone(), none)
+
+
+def policy_step(
+    agent: Agent, obs_BHWC: Tensor, first_B: Tensor, reward_B: Tensor, state: AgentState
+) -> tuple[Tensor, AgentState]:
+    """Logits, and a new state that does not yet know the action."""
+    last_action_B = state.last_action_B.masked_fill(first_B, agent.no_action)
+    h_BH, c_BH = state.h_BH.clone(), state.c_BH.clone()
+    logits_BA = agent.step(obs_BHWC, first_B, last_action_B, reward_B * ~first_B, h_BH, c_BH)
+    return logits_BA, AgentState(h_BH, c_BH, last_action_B)
+
+
+def choose(logits_BA: Tensor, generator: torch.Generator, greedy: bool) -> Tensor:
+    """The likeliest action, or a sample of the policy."""
+    if greedy:
+        return logits_BA.argmax(-1)
+    return torch.argmax(logits_BA - torch.empty_like(logits_BA).exponential_(generator=generator).log_(), -1)
+
+
+def load(run: Path | str, device: str = "auto", seed: int = 0) -> TrainedAgent:
+    """The agent of a run's newest checkpoint that can be read."""
+    run = Path(run)
+    config = runfolder.read_config(run)
+    found = checkpoint.load_newest(run, lambda message: print(message))
+    if found is None:
+        raise ValueError(f"run is {str(run)!r}: it has no checkpoint to load yet")
+    state, meta = found
+    where = resolve_device(device)
+    agent = Agent(tuple(meta["obs_shape"]), meta["num_actions"], config.agent, resolve_precision(config.precision, where))
+    weights = {name.removeprefix("agent."): t for name, t in state.items() if name.startswith("agent.")}
+    agent.load_state_dict(weights)
+    agent.to(where).eval().requires_grad_(False)
+    generator = torch.Generator(where).manual_seed(seed)
+    return TrainedAgent(config, agent, meta["step"], state["counters.episodes"].numpy(), where, generator)

@@ -1,0 +1,170 @@
+"""Gymnasium environments by name, as B copies in one vector environment that resets in the same step."""
+
+import difflib
+import importlib
+import inspect
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+Vectorization = Literal["auto", "own", "sync", "async"]
+Channels = Literal["auto", "first", "last"]
+Vector = VectorEnv[Any, Any, Any]
+
+
+class HostError(RuntimeError):
+    """An environment that raised, died or returned something impossible; the message names it and its index."""
+
+
+def find_spec(name: str) -> EnvSpec:
+    """The registered environment that gym:<id> or gym:<module>:<id> stands for."""
+    module, _, env_id = name.removeprefix("gym:").rpartition(":")
+    if env_id.startswith("longtail/"):
+        module = "longtail.worlds.gym"  # registers our own worlds
+    try:
+        if module:
+            importlib.import_module(module)
+        return gym.spec(env_id)
+    except ImportError as error:
+        raise ValueError(f"world is {name!r}: module {module!r} cannot be imported: {error}") from error
+    except gym.error.Error as error:
+        near = difflib.get_close_matches(env_id, gym.registry, n=3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"world is {name!r}: no such environment is registered; {hint}"
+            f"An environment of a package that registers it on import is gym:<module>:<id>"
+        ) from error
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """How one observation of an environment becomes height, width, channels."""
+
+    shape: tuple[int, ...]  # of the environment's observation
+    axes: tuple[int, ...]  # the order of its axes that puts height and width first
+    hwc: tuple[int, int, int]
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """[..., *shape] to [..., H, W, C]; stacked frames are merged into the channels, frame by frame."""
+        lead = obs.ndim - len(self.shape)
+        moved = obs.transpose(*range(lead), *(lead + axis for axis in self.axes))
+        return moved.reshape(*obs.shape[:lead], *self.hwc)
+
+
+def image_layout(name: str, space: gym.Space[Any], channels: Channels) -> ImageLayout:
+    if not (isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3, 4)):
+        raise ValueError(
+            f"{name} observes {space}: it must be images, Box uint8 of shape (H, W), (H, W, C), (stack, H, W) or "
+            f"(stack, H, W, C); wrap it so that it gives images (gymnasium.wrappers.AddRenderObservation, say)"
+        )
+    if channels not in ("auto", "first", "last"):
+        raise ValueError(f"channels is {channels!r}: it must be auto, first or last")
+    shape = space.shape
+    image = shape[-3:]
+    first = len(shape) > 2 and (channels == "first" or (channels == "auto" and image[0] < image[-1]))
+    y = len(shape) - (2 if first or len(shape) == 2 else 3)
+    axes = (y, y + 1, *(axis for axis in range(len(shape)) if axis not in (y, y + 1)))
+    return ImageLayout(shape, axes, (shape[y], shape[y + 1], int(np.prod([shape[a] for a in axes[2:]], dtype=int))))
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """Names the environment and its index in every error, and hands out observations that stay as they are."""
+
+    def __init__(self, env: gym.Env[Any, Any], name: str, index: int) -> None:
+        super().__init__(env)
+        self.label = f"world {index} of {name}"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self._try(lambda: self.env.reset(seed=seed, options=options), "reset")
+        return self._checked(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self._try(lambda: self.env.step(action), "step")
+        # A copy, since the environment may draw the next episode's first frame into the same array.
+        obs = self._checked(obs).copy() if terminated or truncated else self._checked(obs)
+        return obs, reward, terminated, truncated, info
+
+    def _try(self, function: Callable[[], Any], what: str) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            raise HostError(f"{self.label} raised in {what}: {type(error).__name__}: {error}") from error
+
+    def _checked(self, obs: Any) -> np.ndarray:
+        image: np.ndarray = np.asarray(obs)
+        have, declared = (image.dtype, image.shape), (self.observation_space.dtype, self.observation_space.shape)
+        if have != declared:
+            raise HostError(f"{self.label} observed {have[0]} {have[1]}: it declares {declared[0]} {declared[1]}")
+        return image
+
+
+def make_one(spec: EnvSpec, keywords: dict[str, Any], name: str, index: int, home: int) -> gym.Env[Any, Any]:
+    """One copy of the environment; in a process of its own if this is not the process `home`."""
+    if os.getpid() != home:
+        torch.set_num_threads(1)  # OpenMP does not survive a fork
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes its worlds after saving
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return Guard(gym.make(spec, **({"disable_env_checker": True} | keywords)), name, index)
+
+
+def make_vector(name: str, keywords: dict[str, Any], mode: Vectorization, num_worlds: int) -> Vector:
+    """B copies that reset in the same step: the environment's own vector form, one process, or one each."""
+    spec = find_spec(name)
+    if mode not in ("auto", "own", "sync", "async"):
+        raise ValueError(f"vectorization is {mode!r}: it must be auto, own, sync or async")
+    try:
+        if mode == "own" or (mode == "auto" and spec.vector_entry_point is not None and not spec.additional_wrappers):
+            vector = _make_own(spec, keywords, num_worlds)
+            declared = vector.metadata.get("autoreset_mode")
+            if declared in (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value):
+                return vector
+            vector.close()
+            if mode == "own" or spec.entry_point is None:
+                raise ValueError(f"its own vector form resets in mode {declared}, not SAME_STEP; use sync or async")
+        one = [partial(make_one, spec, keywords, name, i, os.getpid()) for i in range(num_worlds)]
+        if mode == "async":
+            return AsyncVectorEnv(one, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+        return SyncVectorEnv(one, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
+    except Exception as error:
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} cannot be made with vectorization={mode}: {what}") from error
+
+
+def _make_own(spec: EnvSpec, keywords: dict[str, Any], num_worlds: int) -> Vector:
+    """Gymnasium has no way of its own to ask for a reset mode: it is an argument that some entry points take."""
+    creator = spec.vector_entry_point
+    if creator is None:
+        raise ValueError("it has no vector form of its own; use auto, sync or async")
+    parameters = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+    if "autoreset_mode" in parameters:
+        keywords = {"autoreset_mode": AutoresetMode.SAME_STEP} | keywords
+    return gym.make_vec(spec, num_envs=num_worlds, vectorization_mode="vector_entry_point", **keywords)
+
+
+def ask(vector: Vector, *attributes: str) -> tuple[Any, ...]:
+    """Attributes of the environment, None for what it does not have."""
+    if isinstance(vector, SyncVectorEnv):
+        return tuple(_attribute(vector.envs[0], name) for name in attributes)
+    if not isinstance(vector, AsyncVectorEnv):
+        return tuple(getattr(vector.unwrapped, name, None) for name in attributes)
+    probe = vector.env_fns[0]()  # a process that is asked for what it does not have would die
+    try:
+        return tuple(_attribute(probe, name) for name in attributes)
+    finally:
+        probe.close()
+
+
+def _attribute(env: gym.Env[Any, Any], name: str) -> Any:
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return None
