@@ -69,21 +69,31 @@ class ShallowEncoder(Encoder):
         self.fc = nn.Linear(32 * rows * columns, embedding_dim)
 
     def prepare(self) -> Weights:
-        out, channels, rows, _ = self.conv1.weight.shape
-        # Kernel column 4 b + d is column b of the view's channel group d. Pixels stay 0..255 (exact in bf16), so 1/255
-        # goes into the weight.
-        folded = self.conv1.weight.view(out, channels, rows, 2, 4).permute(0, 4, 1, 2, 3) / 255
-        weights = [folded.reshape(out, 4 * channels, rows, 2), self.conv1.bias, self.conv2.weight, self.conv2.bias]
-        return [self._cast(w) for w in (*weights, self.fc.weight, self.fc.bias)]
+        # Pixels stay 0..255 (exact in bf16), so 1/255 goes into the weight.
+        folded = [_fold_columns(self.conv1.weight / 255, 4), self.conv1.bias]
+        folded += [_fold_columns(self.conv2.weight, 2), self.conv2.bias, self.fc.weight, self.fc.bias]
+        return [self._cast(w) for w in folded]
 
     def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
         w1, b1, w2, b2, w3, b3 = weights
-        n, height, width, channels = image_NHWC.shape
-        # Columns beyond a multiple of four are never seen by an 8x8/4 kernel.
-        view = image_NHWC[:, :, : width // 4 * 4].reshape(n, height, width // 4, 4 * channels).permute(0, 3, 1, 2)
-        x = F.relu(F.conv2d(view.to(self.dtype), w1, b1, stride=(4, 1)), inplace=True)
-        x = F.relu(F.conv2d(x, w2, b2, stride=2), inplace=True)
-        return F.relu(F.linear(x.permute(0, 2, 3, 1).reshape(n, -1), w3, b3), inplace=True)
+        x = F.relu(F.conv2d(_join_columns(image_NHWC, 4).to(self.dtype), w1, b1, stride=(4, 1)), inplace=True)
+        x = F.relu(F.conv2d(_join_columns(x.permute(0, 2, 3, 1), 2), w2, b2, stride=(2, 1)), inplace=True)
+        return F.relu(F.linear(x.permute(0, 2, 3, 1).reshape(len(x), -1), w3, b3), inplace=True)
+
+
+def _fold_columns(kernel_OCYX: Tensor, group: int) -> Tensor:
+    """The kernel that does on joined columns what this one does: column `group * b + d` is column b, channels d."""
+    out, channels, rows, columns = kernel_OCYX.shape
+    split = kernel_OCYX.view(out, channels, rows, columns // group, group).permute(0, 4, 1, 2, 3)
+    return split.reshape(out, group * channels, rows, columns // group)
+
+
+def _join_columns(image_NHWC: Tensor, group: int) -> Tensor:
+    """Count `group` neighbouring pixels of a row as one with that many channels more, [N, group C, H, W / group]."""
+    n, height, width, channels = image_NHWC.shape
+    # Columns beyond a multiple of the group are never seen by a kernel with that stride.
+    even = image_NHWC[:, :, : width // group * group]
+    return even.reshape(n, height, width // group, group * channels).permute(0, 3, 1, 2)
 
 
 class DeepEncoder(Encoder):
