@@ -9,22 +9,23 @@ line printed is a JSON object. A step is one decision that the learner has train
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import sys
 import tempfile
 import time
-import types
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 # This file has the name of the package it drives: its own folder must not be searched for imports.
 sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != HERE]
-# Only the Gridworld's modules are imported, not their packages: those want a newer Gymnasium than Sample Factory allows.
+# Only the Gridworld's modules run, not their packages: those want a newer Gymnasium than Sample Factory allows.
 for name in ("longtail", "longtail.worlds"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [str(HERE.parents[1].joinpath(*name.split(".")))]
+    spec = importlib.util.spec_from_file_location(name, HERE.parents[1].joinpath(*name.split("."), "__init__.py"))
+    assert spec is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)  # found, never executed
 
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
@@ -71,8 +72,9 @@ class Worlds(gymnasium.Env):
     def _start(self, first_B: np.ndarray) -> None:
         """Begin a new episode, and its task, where `first_B`."""
         if first_B.any():
+            task = np.searchsorted(self.law, self.rng.random(first_B.sum()), side="right")
             # Rounding could make the last sum less than 1, and so a draw fall beyond the last task.
-            task = np.minimum(np.searchsorted(self.law, self.rng.random(first_B.sum()), side="right"), len(self.law) - 1)
+            task = np.minimum(task, len(self.law) - 1)
             self.task[first_B], self.time[first_B] = task, 0
             self.state[first_B] = self.tables.start_m[task // self.config.objects]
 
@@ -157,10 +159,8 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "num_envs_per_worker": args.splits if batched else per_worker,
         "rollout": ROLLOUT,
         "batch_size": args.batch,
-        "num_batches_per_epoch": 1,
+        "num_batches_per_epoch": args.worlds * ROLLOUT // args.batch,
         "num_epochs": 1,
-        "with_vtrace": args.vtrace,
-        "normalize_returns": not args.vtrace,  # it does not offer both
         "normalize_input": False,
         "obs_scale": 255.0,
         "encoder_conv_architecture": "convnet_impala",
@@ -206,14 +206,13 @@ def main() -> None:
     parser.add_argument("--mode", choices=("serial", "batched", "async"), default="batched")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--splits", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--vtrace", action="store_true")
+    parser.add_argument("--batch", type=int, default=1024, help="steps per update; a rollout of all worlds is 1,024")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         clock, options = run(args, folder)
     (begin, first), (end, last) = clock.ends[0], clock.ends[-1]
-    steps = (last - first) * args.batch
+    steps = (last - first) * args.worlds * ROLLOUT
     names = ("sample-factory", "gymnasium", "torch", "numpy")
     result = {
         "name": "sample_factory",
