@@ -102,15 +102,10 @@ def thresholds(weights: Floats) -> Ints:
     """
     weights = np.asarray(weights, np.float64)
     with np.errstate(over="ignore"):  # an infinite sum is refused in the next line
-        total = weights.sum(-1, keepdims=True)
-    if weights.shape[-1] == 0 or not np.isfinite(total).all() or (weights < 0).any():
+        sums = np.cumsum(weights, -1)
+    if weights.shape[-1] == 0 or not np.isfinite(sums).all() or (weights < 0).any():
         raise ValueError("weights must be finite and at least 0, one per task, with a finite sum")
-    if (total <= 0).any():
+    if (sums[..., -1] <= 0).any():
         raise ValueError("weights sum to 0: at least one task must be possible")
-    # Summed as integers of nine more bits: float sums would carry their rounding into the last task.
-    parts = (weights / total * 2.0 ** (DRAW_BITS + 9)).astype(np.int64)
-    edges = np.minimum(np.cumsum(parts, -1) >> 9, 2**DRAW_BITS)
-    # Rounding may leave a sliver above the last boundary; it belongs to the last task that can be drawn at all.
-    last = weights.shape[-1] - 1 - np.argmax((weights > 0)[..., ::-1], -1)
-    after = np.arange(weights.shape[-1]) >= last[..., None]
-    return np.where(after, np.int64(2**DRAW_BITS), edges)
+    # Divided by the last of the same sums, so that the last task that is possible ends exactly at 2**53.
+    return (sums / sums[..., -1:] * 2.0**DRAW_BITS).astype(np.int64)

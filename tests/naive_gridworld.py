@@ -1,4 +1,4 @@
-"""A second Gridworld, slow and plain: it walks the level's text and paints pixel by pixel. No tables, no tensors.
+"""A second Gridworld, slow and plain: it walks the level's text and paints square by square. No tables, no tensors.
 
 It shares nothing with `longtail` but the data files, so that the two can only agree by both being right.
 """
@@ -6,6 +6,7 @@ It shares nothing with `longtail` but the data files, so that the two can only a
 import json
 from collections import deque
 from fractions import Fraction
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -62,9 +63,10 @@ def find(entry: dict[str, Any], char: str) -> tuple[int, int]:
 
 
 def object_at(entry: dict[str, Any], y: int, x: int) -> int | None:
-    chars = [thing["char"] for thing in entry["objects"]]
     char = entry["layout"][y][x]
-    return chars.index(char) if char in chars else None
+    if char in "# A":
+        return None
+    return [thing["char"] for thing in entry["objects"]].index(char)
 
 
 def move(entry: dict[str, Any], y: int, x: int, action: int) -> tuple[int, int]:
@@ -77,16 +79,29 @@ def move(entry: dict[str, Any], y: int, x: int, action: int) -> tuple[int, int]:
     return y + dy, x + dx
 
 
+@cache
+def tile(back: tuple[int, int, int], color: str | None, shape: str | None, pixels: int) -> list[bytes]:
+    """One square, row by row; with a shape, the sprite of that color lies over the background."""
+    rows = []
+    for v in range(pixels):
+        row = b""
+        for u in range(pixels):
+            painted = shape is not None and SPRITES["shapes_9x9"][shape][v * 9 // pixels][u * 9 // pixels]
+            row += bytes(SPRITES["colors"][color] if painted else back)
+        rows.append(row)
+    return rows
+
+
 def paint(entry: dict[str, Any], y: int, x: int, target: int, resolution: int = 63) -> bytes:
     """The frame of an agent at (y, x) that looks for `target`, row by row, as bytes."""
-    rows, pixels = entry["layout"], resolution // 7
-    picture = bytearray(resolution * resolution * 3)
+    rows, picture = entry["layout"], b""
     for row in range(7):
+        tiles = []
         for column in range(7):
             j, i = y + row - 3, x + column - 3
             inside = 0 <= j < len(rows) and 0 <= i < len(rows[0])
             thing = object_at(entry, j, i) if inside else None
-            back, look = SPRITES["floor"], None
+            back, look = SPRITES["floor"], {"color": None, "shape": None}
             if (row, column) == (0, 0):
                 back, look = SPRITES["cue_background"], entry["objects"][target]
             elif thing is not None:
@@ -95,14 +110,10 @@ def paint(entry: dict[str, Any], y: int, x: int, target: int, resolution: int = 
                 back = SPRITES["agent"]
             elif inside and rows[j][i] == "#":
                 back = SPRITES["wall"]
-            for v in range(pixels):
-                for u in range(pixels):
-                    color = back
-                    if look is not None and SPRITES["shapes_9x9"][look["shape"]][v * 9 // pixels][u * 9 // pixels]:
-                        color = SPRITES["colors"][look["color"]]
-                    at = ((row * pixels + v) * resolution + column * pixels + u) * 3
-                    picture[at : at + 3] = bytes(color)
-    return bytes(picture)
+            tiles.append(tile(tuple(back), look["color"], look["shape"], resolution // 7))
+        for parts in zip(*tiles, strict=True):
+            picture += b"".join(parts)
+    return picture
 
 
 class NaiveGridworld:
@@ -148,20 +159,21 @@ class NaiveGridworld:
         return result | {"task": self.task}
 
 
-def shortest_path(entry: dict[str, Any], target: int) -> int:
-    """Fewest steps from the start to the target without touching another object."""
+def shortest_path(entry: dict[str, Any], target: int) -> list[int]:
+    """Fewest actions that lead from the start to the target without touching another object."""
     start = find(entry, "A")
-    steps, queue = {start: 0}, deque([start])
+    actions: dict[tuple[int, int], list[int]] = {start: []}
+    queue = deque([start])
     while queue:
         y, x = queue.popleft()
         touched = object_at(entry, y, x)
         if touched == target:
-            return steps[y, x]
+            return actions[y, x]
         if touched is not None:
             continue
         for action in DIRECTIONS:
             after = move(entry, y, x, action)
-            if after not in steps:
-                steps[after] = steps[y, x] + 1
+            if after not in actions:
+                actions[after] = [*actions[y, x], action]
                 queue.append(after)
-    return -1
+    raise AssertionError(f"object {target} cannot be reached")

@@ -15,7 +15,9 @@ WorldConfig = GridworldConfig | HostConfig
 WORLDS: dict[str, WorldConfig] = {
     "gridworld": GridworldConfig(),
     "gridworld-20": GridworldConfig(name="gridworld-20", levels="20x20", maps=20, objects=20),
-    "gridworld-small": GridworldConfig(name="gridworld-small", levels="generated", maps=4, objects=4, rooms=2),
+    # The smallest level seed for which a random walk succeeds in 2 to 50 % of the episodes of every task: no task is
+    # out of reach or given away, so how rare a task is decides how well it is learned.
+    "gridworld-small": GridworldConfig("gridworld-small", "generated", level_seed=73, maps=4, objects=4, rooms=2),
 }
 
 
@@ -30,8 +32,6 @@ def world_config(name: str) -> WorldConfig:
     return WORLDS[name]
 
 
-def make(
-    config: WorldConfig, num_worlds: int, device: torch.device | str = "cpu", final_obs: bool = False
-) -> World:
+def make(config: WorldConfig, num_worlds: int, device: torch.device | str = "cpu", final_obs: bool = False) -> World:
     """B worlds that step together on one device; `final_obs` keeps each episode's last observation."""
     return config.make(num_worlds, device, final_obs)

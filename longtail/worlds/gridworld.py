@@ -103,17 +103,17 @@ def build_tables(level_set: tuple[lv.Level, ...], resolution: int) -> Tables:
     object_S = np.full(len(square_S), -1, np.int64)
     cue_n = [lv.cue_tile(thing, pixels) for level in level_set for thing in level.objects]
     margin = lv.VIEW // 2
+    border = ((margin, margin), (margin, margin), (0, 0), (0, 0), (0, 0))  # outside the map is black, like the floor
+    tiles_m = [np.pad(lv.level_tiles(level, pixels), border) for level in level_set]
     for m, level in enumerate(level_set):
         for index, thing in enumerate(level.objects):
             object_S[state_of[m, thing.y, thing.x]] = index
-        # Outside the map is black, like the floor.
-        tiles = np.pad(lv.level_tiles(level, pixels), ((margin, margin), (margin, margin), (0, 0), (0, 0), (0, 0)))
-        for state, (_, y, x) in ((state, square) for state, square in enumerate(square_S) if square[0] == m):
-            view = tiles[y : y + lv.VIEW, x : x + lv.VIEW].copy()
-            if object_S[state] < 0:  # in the last frame the object touched is drawn over the agent
-                view[margin, margin] = lv.agent_color()
-            frame_S[state] = lv.join_tiles(view)
-            next_SA[state] = [state_of[m, *_move(level, y, x, dy, dx)] for dy, dx in MOVES]
+    for state, (m, y, x) in enumerate(square_S):
+        next_SA[state] = [state_of[m, *_move(level_set[m], y, x, dy, dx)] for dy, dx in MOVES]
+        view = tiles_m[m][y : y + lv.VIEW, x : x + lv.VIEW].copy()
+        if object_S[state] < 0:  # in the last frame the object touched is drawn over the agent
+            view[margin, margin] = lv.agent_color()
+        frame_S[state] = lv.join_tiles(view)
     start_m = np.array([state_of[m, *level.start] for m, level in enumerate(level_set)], np.int64)
     return Tables(frame_S, np.stack(cue_n), next_SA, object_S, start_m, np.array(square_S, np.int64))
 
@@ -288,13 +288,13 @@ def _distances(tables: Tables, start: int) -> np.ndarray:
 
 def _random_walk(tables: Tables, start: int, max_steps: int) -> np.ndarray:
     """Probability that a random walk from `start` has ended on each state within `max_steps`."""
-    ended, alive = np.zeros(len(tables.object_S)), np.zeros(len(tables.object_S))
+    num_states, num_actions = tables.next_SA.shape
+    is_object = tables.object_S >= 0
+    ended, alive = np.zeros(num_states), np.zeros(num_states)
     alive[start] = 1.0
     for _ in range(max_steps):
-        after = np.zeros_like(alive)
-        for action in range(tables.next_SA.shape[1]):
-            np.add.at(after, tables.next_SA[:, action], alive / tables.next_SA.shape[1])
-        is_object = tables.object_S >= 0
+        arriving = np.repeat(alive / num_actions, num_actions)
+        after = np.bincount(tables.next_SA.ravel(), arriving, num_states)
         ended += after * is_object
         alive = after * ~is_object
     return ended
