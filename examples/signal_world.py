@@ -12,10 +12,11 @@ from torch import Tensor
 
 from longtail import zipf
 from longtail.worlds.random import STAGGER, TaskQueue, draw
-from longtail.worlds.world import TaskTable, stateful
+from longtail.worlds.world import TaskTable, restore, stateful
 
 NAMES = ("left", "right")
 BLACK = len(NAMES)  # the frame after those of the cues
+STATE = ("time", "task", "first")  # all that the next step depends on, besides the queue of tasks
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,10 @@ class SignalWorld:
         self.queue.pin(task_B)
 
     def state_dict(self) -> dict[str, Tensor]:
-        own = stateful(self, ("time", "task", "first"))
-        return own | {f"queue.{name}": tensor for name, tensor in self.queue.state_dict().items()}
+        return stateful(self, STATE) | {f"queue.{name}": tensor for name, tensor in self.queue.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name in ("time", "task", "first"):
-            getattr(self, name).copy_(state[name])
+        restore(stateful(self, STATE), state)
         self.queue.load_state_dict({k.removeprefix("queue."): v for k, v in state.items() if k.startswith("queue.")})
 
     def close(self) -> None:
