@@ -7,13 +7,7 @@ action, state = agent.act(obs, state)
 """
 
 import importlib
-import inspect
-import sys
-from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-import gymnasium
 
 if TYPE_CHECKING:
     from longtail.config import RunConfig as RunConfig
@@ -53,14 +47,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-def make_callable(module: str, function: Callable[..., Any]) -> None:
-    """Let a module be called: `longtail.train` is the file as well as the function that it is named after."""
-    members = {"__call__": staticmethod(function), "__signature__": inspect.signature(function)}
-    sys.modules[module].__class__ = type("CallableModule", (ModuleType,), members)
-
-
 def _register() -> None:
     """Our worlds by their Gymnasium ids. As text, so that PyTorch is imported only when one is made."""
+    try:
+        import gymnasium
+    except ImportError:  # longtail doctor says what to do
+        return
     face = "longtail.worlds.gym"
     for name in ("Gridworld",):
         if f"longtail/{name}-v0" not in gymnasium.registry:

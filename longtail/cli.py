@@ -1,47 +1,43 @@
-"""The command line: `longtail COMMAND ...`. Every field of a run is a flag; the same can be done from Python."""
+"""The command line: `longtail COMMAND ...`. Every field of a run is a flag; the same can be done from Python.
+
+What a command needs is imported when it runs, so that usage and mistakes are answered at once.
+"""
 
 import difflib
+import io
+import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import tyro
 from rich.console import Console
 from tyro.conf import AvoidSubcommands, Positional, arg
 
-from longtail.config import RunConfig
-
 USAGE = """\
-[bold]longtail[/]: reinforcement learning where a few tasks come up all the time and the rare ones matter
+[bold]longtail[/]: reinforcement learning in worlds where rare tasks matter
 
-  longtail train WORLD          train, or go on with, a run     (--method --seed --steps --out ..., --help for all)
-  longtail eval RUN             success of every task, with 95 % intervals, and a heatmap
-  longtail play WORLD           play it yourself, in the terminal
-  longtail worlds               the worlds and their tasks
-  longtail bench                steps per second on this machine
-  longtail doctor               what works here, and what to do where something does not
+  [bold]longtail train WORLD[/]   train a run, or go on with it
+  [bold]longtail eval RUN[/]      success of every task, with intervals and a heatmap
+  [bold]longtail play WORLD[/]    play it yourself, in the terminal
+  [bold]longtail worlds[/]        the worlds and their tasks
+  [bold]longtail bench[/]         steps per second on this machine
+  [bold]longtail doctor[/]        what works here, and what to do where it does not
 
-Try: [cyan]longtail train gridworld-small[/], then [cyan]longtail eval runs/gridworld-small-impala-s1[/]"""
+Each takes --help. To begin with:
 
-
-@dataclass(frozen=True)
-class TrainArgs:
-    """Train, or go on with, a run. The same command twice resumes; a finished run is left as it is."""
-
-    config: Annotated[RunConfig, arg(name="")]
-    out: Path | None = None
-    """Folder of the run; the default is runs/WORLD-METHOD-sSEED."""
-    stop_at: int | None = None
-    """Save and end at this step, as an interruption would."""
+  [cyan]longtail train gridworld-small[/]
+  [cyan]longtail eval runs/gridworld-small-impala-s1[/]"""
 
 
 @dataclass(frozen=True)
 class EvalArgs:
     """Play every task of a run with its parameters frozen; writes eval.csv, summary.json and heatmap.png."""
 
-    run: Positional[Path]
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
     """Folder of the run."""
     episodes: int = 50
     """Episodes of each task."""
@@ -49,16 +45,16 @@ class EvalArgs:
     """Take the likeliest action instead of sampling the policy."""
     seed: int = 0
     """Seed of the evaluation's draws."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to play."""
 
 
 @dataclass(frozen=True)
 class PlayArgs:
     """Play a world in the terminal."""
 
-    world: Positional[str]
-    """Name of the world."""
+    world: Annotated[Positional[str], arg(metavar="WORLD")]
+    """Name of the world; longtail worlds lists them."""
     seed: int = 0
     """Which sequence of tasks."""
     map: int | None = None
@@ -75,88 +71,138 @@ class BenchArgs:
     """Worlds that step together."""
     unroll: int = 32
     """Steps of each world per iteration."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    precision: str = "auto"
-    """auto, fp32 or bf16."""
-    encoder: str = "shallow"
-    """shallow or deep."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the image encoder."""
+    encoder: Literal["shallow", "deep"] = "shallow"
+    """Image encoder."""
     seconds: float = 5.0
     """How long to measure each part."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
 
+@dataclass(frozen=True)
+class WorldsArgs:
+    """List the worlds: tasks, actions, observations, and what a random walk scores."""
+
+
+@dataclass(frozen=True)
+class DoctorArgs:
+    """Say what works on this machine, and what to do where something does not."""
+
+
 T = TypeVar("T")
 
 
-def _parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
-    return tyro.cli(kind, args=argv, default=default, prog=f"longtail {command}", config=(AvoidSubcommands,))
+def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
+    """Arguments as a dataclass; a mistake is a ValueError of one line instead of tyro's box."""
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            parsed = tyro.cli(kind, args=argv, default=default, prog=f"longtail {command}", config=(AvoidSubcommands,))
+            return cast(T, parsed)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise ValueError(f"{one_line(box.getvalue())} (longtail {command} --help lists all flags)") from None
+
+
+# What tyro says, in the words of all our errors: field, value, what would be right.
+REWORDED = (
+    (r"^Error parsing (?!-)\S+: ", ""),  # the error names the field itself
+    (r"^Error parsing (\S+): invalid literal for int\(\).*: (.*)$", r"\1 is \2: it must be a whole number"),
+    (r"^Error parsing (\S+): could not convert string to float: (.*)$", r"\1 is \2: it must be a number"),
+    (r"^Missing value for argument '(\S+)'.*$", r"\1 has no value: one must follow it"),
+    (r"^Missing from longtail \w+: (\w+) .*$", r"\1 is missing"),
+    (r"^[Ii]nvalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.$", r"\2 is \1: it must be one of \3"),
+    (r"^Unrecognized options: ", "not understood: "),
+)
+
+
+def one_line(box: str) -> str:
+    """What a box of tyro's says: its first part, and the nearest flag if it suggests one."""
+    lines = [line.strip("│╭╮╰╯ \n") for line in box.splitlines()]
+    rules = [i for i, line in enumerate(lines) if not line.strip("─")] + [len(lines)]
+    text = " ".join(lines[1 : rules[0]])
+    for pattern, words in REWORDED:
+        text = re.sub(pattern, words, text)
+    near = re.search(r"Perhaps you meant:\s*(--[^\s,]+)", box.replace("│", " "))
+    return f"{text}; did you mean {near[1]}?" if near else text
 
 
 def train_command(argv: list[str]) -> None:
+    if argv and set(argv[:1]) & {"-h", "--help"}:
+        world, rest = "gridworld", argv
+    elif not argv or argv[0].startswith("-"):
+        raise ValueError("world is missing: longtail train WORLD, gridworld-small for example (see longtail worlds)")
+    else:
+        world, rest = argv[0], argv[1:]
+
+    from longtail.config import RunConfig
     from longtail.recipes import recipe
     from longtail.train import train
 
-    if not argv or argv[0].startswith("-"):
-        if {"-h", "--help"} & set(argv):
-            argv = ["gridworld", "--help"]
-        else:
-            raise ValueError("world is missing: longtail train WORLD, for example gridworld-small (see longtail worlds)")
-    world, rest = argv[0], argv[1:]
-    default = recipe(world, _early(rest, "--method", "impala"), _early(rest, "--preset", "default"))  # type: ignore[arg-type]
-    args = _parse(TrainArgs, rest, f"train {world}", TrainArgs(default))
+    @dataclass(frozen=True)
+    class TrainArgs:
+        """Train a run, or go on with it. The same command twice resumes; a finished run is left as it is."""
+
+        config: Annotated[RunConfig, arg(name="")]
+        out: Path | None = None
+        """Folder of the run; the default is runs/WORLD-METHOD-sSEED."""
+        stop_at: int | None = None
+        """Save and end at this step, as an interruption would."""
+
+    method, preset = _early(rest, "--method", "impala"), _early(rest, "--preset", "default")
+    default = TrainArgs(recipe(world, method, preset))  # type: ignore[arg-type]
+    args = parse(TrainArgs, rest, f"train {'WORLD' if rest is argv else world}", default)
     train(args.config, args.out, args.stop_at)
 
 
 def _early(argv: list[str], flag: str, otherwise: str) -> str:
-    """A flag that chooses the defaults of all others, so it is read before they are parsed."""
-    for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
+    """A flag that chooses the defaults of all others, so it is read before they are parsed; the last one counts."""
+    for i in reversed(range(len(argv))):
+        if argv[i] == flag and i + 1 < len(argv):
             return argv[i + 1]
-        if word.startswith(flag + "="):
-            return word.split("=", 1)[1]
+        if argv[i].startswith(flag + "="):
+            return argv[i].split("=", 1)[1]
     return otherwise
 
 
 def eval_command(argv: list[str]) -> None:
+    args = parse(EvalArgs, argv, "eval")
     from longtail.evaluate import evaluate
 
-    args = _parse(EvalArgs, argv, "eval")
     evaluate(args.run, args.episodes, args.greedy, args.device, args.seed)
 
 
 def play_command(argv: list[str]) -> None:
+    args = parse(PlayArgs, argv, "play")
     from longtail.play import play
 
-    args = _parse(PlayArgs, argv, "play")
     play(args.world, seed=args.seed, map=args.map, object=args.object)
 
 
 def worlds_command(argv: list[str]) -> None:
+    parse(WorldsArgs, argv, "worlds")
     from longtail.doctor import print_worlds
 
-    _parse(NoArgs, argv, "worlds")
     print_worlds()
 
 
 def doctor_command(argv: list[str]) -> None:
+    parse(DoctorArgs, argv, "doctor")
     from longtail.doctor import print_report
 
-    _parse(NoArgs, argv, "doctor")
     print_report()
 
 
 def bench_command(argv: list[str]) -> None:
+    a = parse(BenchArgs, argv, "bench")
     from longtail.bench import print_bench
 
-    a = _parse(BenchArgs, argv, "bench")
     print_bench(a.worlds, a.unroll, a.device, a.precision, a.encoder, a.seconds, a.json)
-
-
-@dataclass(frozen=True)
-class NoArgs:
-    """Takes no arguments."""
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -171,11 +217,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. 0 done, 2 bad input, 3 not finite, 130 and 143 interrupted after saving."""
-    from longtail.train import Interrupted, NotFiniteError
-
     argv = sys.argv[1:] if argv is None else argv
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
-    if not argv or argv[0] in ("-h", "--help"):
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    if not argv or argv[0] in ("-h", "--help", "help"):
         console.print(USAGE)
         return 0
     if argv[0] == "--version":
@@ -190,14 +234,32 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"command is {argv[0]!r}: {hint}It must be one of {', '.join(COMMANDS)}")
         COMMANDS[argv[0]](argv[1:])
         return 0
-    except Interrupted as interruption:
-        errors.print(str(interruption))
-        return interruption.code
-    except KeyboardInterrupt:
-        return 130
-    except (NotFiniteError, ValueError, OSError) as error:
-        errors.print(f"longtail: {error}", markup=False)
-        return 3 if isinstance(error, NotFiniteError) else 2
+    except KeyboardInterrupt as interruption:
+        if interruption.args:
+            errors.print(str(interruption))
+        return getattr(interruption, "code", 130)
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        errors.print(f"longtail: {in_words(error)}")
+        return code
+
+
+def exit_code(error: Exception) -> int | None:
+    """3 for a value that is not finite, 2 for input that cannot be used, None for a mistake of ours."""
+    if isinstance(error, FloatingPointError):
+        return 3
+    world_error: Any = getattr(sys.modules.get("longtail.worlds.vectors"), "HostError", ValueError)
+    return 2 if isinstance(error, (ValueError, OSError, world_error)) else None
+
+
+def in_words(error: Exception) -> str:
+    """One line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

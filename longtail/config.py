@@ -1,18 +1,23 @@
 """A run as one tree of dataclasses: what to train, on which world, for how long. Nothing else decides a result."""
 
 import dataclasses
+import difflib
+import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
 from longtail.agents.agent import AgentConfig
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import GridworldConfig, HostConfig, WorldConfig
+from longtail.worlds import WORLDS, GridworldConfig, HostConfig, WorldConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
+Preset = Literal["default", "paper"]
+METHODS = ("impala",)
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class RunConfig:
     world: WorldConfig = field(default_factory=GridworldConfig)
     method: str = "impala"
     """What is trained: impala."""
-    preset: Literal["default", "paper"] = "default"
+    preset: Preset = "default"
     """Hyperparameters: ours, chosen on generated levels, or the paper's table as printed."""
     seed: int = 1
     """Seed of worlds, weights and actions."""
@@ -42,12 +47,25 @@ class RunConfig:
     """How many of the newest checkpoints are kept."""
 
     def __post_init__(self) -> None:
-        for name, least in {"seed": 0, "steps": 0, "log_every": 1, "checkpoint_every": 1, "keep_checkpoints": 1}.items():
+        check_method(self.method)
+        for name, least in {
+            "seed": 0,
+            "steps": 0,
+            "log_every": 1,
+            "checkpoint_every": 1,
+            "keep_checkpoints": 1,
+        }.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
-        for name, choices in {"device": get_args(Device), "precision": get_args(Precision)}.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(choices)}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}: it must be below 2**63")
+        for name, kind in {"preset": Preset, "device": Device, "precision": Precision}.items():
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(get_args(kind))}")
+        if self.world.name.startswith("gym:") != isinstance(self.world, HostConfig):
+            raise ValueError(
+                f"world.name is {self.world.name!r}: gym: is for Gymnasium environments, and only for them"
+            )
 
     @property
     def iteration_steps(self) -> int:
@@ -57,6 +75,13 @@ class RunConfig:
     def iterations(self) -> int:
         """Whole iterations that make up `steps`, rounded up."""
         return -(-self.steps // self.iteration_steps)
+
+
+def check_method(method: str) -> None:
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"method is {method!r}: {hint}It must be one of {', '.join(METHODS)}")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -86,28 +111,67 @@ def to_json(config: RunConfig) -> str:
 
 
 def from_json(text: str) -> RunConfig:
-    """The configuration of a run folder; a field this version does not know is an error that names it."""
+    """The configuration of a run folder. A field that is missing, unknown or of another type is an error that names it:
+
+    a default taken from this version would be another run.
+    """
     tree = json.loads(text)
-    world = HostConfig if str(tree["world"].get("name", "")).startswith("gym:") else GridworldConfig
+    name = _entry(_entry(tree, "world"), "name")
+    world = HostConfig if str(name).startswith("gym:") else type(WORLDS.get(str(name), GridworldConfig()))
     parts = {"world": world, "agent": AgentConfig, "impala": ImpalaConfig}
-    return _build(RunConfig, tree | {name: _build(kind, tree[name], name) for name, kind in parts.items()})
+    return _build(
+        RunConfig, tree | {part: _build(kind, _entry(tree, part), f"{part}.") for part, kind in parts.items()}
+    )
 
 
-def _build(kind: Any, values: dict[str, Any], where: str = "config") -> Any:
-    known = {f.name for f in dataclasses.fields(kind)}
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where} has a field {name!r} that this version of longtail does not know")
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+def _entry(tree: Any, name: str) -> Any:
+    if not isinstance(tree, dict) or name not in tree:
+        raise ValueError(f"{name} is missing")
+    return tree[name]
 
 
-def first_difference(old: RunConfig, new: RunConfig) -> tuple[str, Any, Any] | None:
-    """The first field, by dotted name, in which two configurations differ."""
+def _build(kind: Any, tree: Any, prefix: str = "") -> Any:
+    hints, values = get_type_hints(kind), {}
+    for f in dataclasses.fields(kind):
+        value = _entry(tree, f.name)
+        values[f.name] = tuple(value) if isinstance(value, list) else value
+        # Parts come here as built and checked; a world of somebody's own is not in the annotation.
+        if not dataclasses.is_dataclass(value) and not _fits(values[f.name], hints[f.name]):
+            raise ValueError(f"{prefix}{f.name} is {value!r}: it must be {_in_words(hints[f.name])}")
+    for name in tree:
+        if name not in values:
+            raise ValueError(f"{prefix}{name} is a field that this version of longtail does not know")
+    return kind(**values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return value in inner
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _in_words(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else words.get(kind, f"a {kind}")
+
+
+def fingerprint(config: RunConfig) -> str:
+    """Tells runs apart: a digest of everything but `steps`, which may grow."""
+    return hashlib.sha256(to_json(dataclasses.replace(config, steps=0)).encode()).hexdigest()[:16]
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Fields, by dotted name, in which two configurations differ, and both values."""
     flat_old, flat_new = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
-    for name in flat_old | flat_new:
-        if flat_old.get(name) != flat_new.get(name):
-            return name, flat_old.get(name), flat_new.get(name)
-    return None
+    pairs = ((name, flat_old.get(name), flat_new.get(name)) for name in flat_old | flat_new)
+    return [(name, before, now) for name, before, now in pairs if before != now]
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,43 +1,34 @@
-"""Evaluation: every task pinned, frozen parameters, fresh worlds and generators. It never touches the training state."""
+"""Evaluation: every task pinned, frozen parameters, fresh worlds and generators. The training state is not touched."""
 
 import csv
+import inspect
 import io
 import json
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
-from scipy.stats import norm
-from torch import Tensor
 
-from longtail import zipf
 from longtail.checkpoint import write_durably
-from longtail.config import RunConfig
-from longtail.report.heatmap import save_heatmap
-from longtail.trained import TrainedAgent, choose, initial_state, load, policy_step
+from longtail.recipes import command
+from longtail.report.heatmap import heatmap_png
+from longtail.scores import Outcomes, references, score_weights, weighted_score
+from longtail.trained import TrainedAgent, choose, initial_state, load
 from longtail.worlds import GridworldConfig, TaskTable, World, make
-from longtail.worlds.gridworld import cell_facts
 
 COLUMNS = (
     "world", "backend", "method", "preset", "seed", "exponent", "step", "task", "map", "object", "map_rank",
     "object_rank", "probability", "visits_in_training", "episodes", "successes", "mean_return", "greedy",
 )  # fmt: skip
-DEVICE_WORLDS = {"cpu": 1024, "cuda": 8192}  # evaluated together; more need more memory and are no faster
+DEVICE_WORLDS = {"cpu": 256, "cuda": 8192}  # evaluated together; more need more memory and are no faster
 HOST_WORLDS = 16
-Z95 = float(norm.ppf(0.975))
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """What the episodes of each task came to."""
-
-    episodes_n: np.ndarray
-    successes_n: np.ndarray
-    return_n: np.ndarray  # mean over the task's episodes
 
 
 @torch.no_grad()
@@ -72,87 +63,34 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
     return success_B.cpu().numpy(), return_B.cpu().numpy()
 
 
-def play_tasks(trained: TrainedAgent, episodes: int, greedy: bool, seed: int) -> tuple[TaskTable, Outcomes]:
+def play_tasks(
+    trained: TrainedAgent, episodes: int, greedy: bool, seed: int, console: Console | None = None
+) -> tuple[TaskTable, Outcomes]:
     """`episodes` whole episodes of every task, each pinned in a world of its own."""
-    config = trained.config.world
-    is_device_world = isinstance(config, GridworldConfig)
+    config, console = trained.config.world, console or Console(quiet=True)
     probe = make(config, 1, trained.device)
-    tasks = probe.tasks
-    total = episodes * len(tasks)
-    most = DEVICE_WORLDS[trained.device.type] if is_device_world else HOST_WORLDS
+    tasks, on_device = probe.tasks, probe.on_device
     probe.close()
-    num_worlds = min(most, total)
-    world = make(config, num_worlds, trained.device)
+    total = episodes * len(tasks)
+    num_worlds = min(DEVICE_WORLDS[trained.device.type] if on_device else HOST_WORLDS, total)
     # The worlds of a round play consecutive tasks; the last round's spare worlds play some again, uncounted.
     task_N = np.repeat(np.arange(len(tasks)), episodes)
     successes_n, return_n = np.zeros(len(tasks), np.int64), np.zeros(len(tasks))
+    starts = range(0, total, num_worlds)
+    text = f"playing {total:,} episodes"
+    world = make(config, num_worlds, trained.device)
     try:
-        for round_, start in enumerate(range(0, total, num_worlds)):
+        for start in track(starts, text, console=console, transient=True, disable=not console.is_terminal):
             task_B = np.resize(task_N[start : start + num_worlds], num_worlds)
             counted = min(num_worlds, total - start)
             world.pin(task_B)
-            world.reset(seed * 1_000_003 + round_)
+            world.reset(seed * 1_000_003 + start)
             success_B, return_B = play_episodes(trained, world, greedy)
             np.add.at(successes_n, task_B[:counted], success_B[:counted])
             np.add.at(return_n, task_B[:counted], return_B[:counted] / episodes)
     finally:
         world.close()
     return tasks, Outcomes(np.full(len(tasks), episodes), successes_n, return_n)
-
-
-def wilson(successes_n: np.ndarray, episodes_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of each share (Wilson, 1927)."""
-    share, z2 = successes_n / episodes_n, Z95**2 / episodes_n
-    middle = (share + z2 / 2) / (1 + z2)
-    half = np.sqrt(z2 * share * (1 - share) + z2 * z2 / 4) / (1 + z2)
-    return np.minimum(np.maximum(middle - half, 0), share), np.maximum(np.minimum(middle + half, 1), share)
-
-
-def weighted_score(weight_n: np.ndarray, outcomes: Outcomes) -> dict[str, Any]:
-    """Weighted mean of success in percent with its 95 % interval, from the tasks' own intervals (MOVER; Zou and
-
-    Donner, 2008): unlike a normal interval it does not shrink to nothing where every trial came out the same.
-    """
-    used = weight_n > 0
-    weight, episodes, successes = weight_n[used] / weight_n.sum(), outcomes.episodes_n[used], outcomes.successes_n[used]
-    share, (low, high) = successes / episodes, wilson(successes, episodes)
-    value = float(weight @ share)
-    down, up = (float(np.sqrt(np.sum((weight * (share - edge)) ** 2))) for edge in (low, high))
-    return {
-        "value": round(100 * value, 4),
-        "low": round(100 * max(value - down, 0.0), 4),
-        "high": round(100 * min(value + up, 1.0), 4),
-        "episodes": int(episodes.sum()),
-        "cells": int(used.sum()),
-    }
-
-
-def score_weights(tasks: TaskTable) -> dict[str, np.ndarray]:
-    """What each score is a mean over. zipfian: by probability; the others: every task of a set alike."""
-    n = len(tasks)
-    sets = {name: (tasks.group == i).astype(float) for i, name in enumerate(zipf.GROUPS)}
-    return {
-        "zipfian": tasks.probability,
-        "uniform": np.full(n, 1 / n),
-        "rare": tasks.rare.astype(float),
-        "rarest_fifth": tasks.rarest_fifth.astype(float),
-    } | {name: members for name, members in sets.items() if members.any()}
-
-
-def references(config: RunConfig, tasks: TaskTable) -> dict[str, dict[str, float]]:
-    """What a random walk and a shortest-path walker score, in percent, where that is known."""
-    if not isinstance(config.world, GridworldConfig):
-        return {}
-    facts = cell_facts(config.world)
-    per_task = {
-        "random walk": facts.random_reach,
-        "shortest path": (facts.shortest_path >= 0) & (facts.shortest_path <= config.world.max_steps),
-    }
-    weights = score_weights(tasks)
-    return {
-        who: {name: round(100 * float(w @ share_n / w.sum()), 4) for name, w in weights.items()}
-        for who, share_n in per_task.items()
-    }
 
 
 def evaluate(
@@ -163,46 +101,73 @@ def evaluate(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Play `episodes` of every task; writes eval.csv, summary.json and heatmap.png into the run's folder."""
-    if episodes < 1:
-        raise ValueError(f"episodes is {episodes}: it must be at least 1")
-    run = Path(run)
+    """Play `episodes` of every task; writes eval.csv, summary.json and heatmap.png into the run's folder.
+
+    Returns the summary: for each score its value and 95 % interval in percent, episodes and cells.
+    """
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"{name} is {value}: it must be at least {least}")
+    run, console = Path(run), Console(quiet=quiet, highlight=False, soft_wrap=True)
     trained = load(run, device, seed)
-    tasks, outcomes = play_tasks(trained, episodes, greedy, seed)
+    tasks, outcomes = play_tasks(trained, episodes, greedy, seed, console)
     summary = {name: weighted_score(weight_n, outcomes) for name, weight_n in score_weights(tasks).items()}
+    scores = ", ".join(f"{name} {summary[name]['value']:.1f}" for name in ("zipfian", "uniform", "rare"))
     write_durably(run / "eval.csv", eval_csv(trained, tasks, outcomes, greedy).encode())
     write_durably(run / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-    save_heatmap(run / "eval.csv", run / "heatmap.png", title=f"{run.name}, step {trained.step:,}")
-    console = Console(quiet=quiet, highlight=False)
-    console.print(score_table(run.name, summary, references(trained.config, tasks)))
-    console.print(f"{run / 'eval.csv'}, summary.json, heatmap.png", soft_wrap=True)
+    write_durably(run / "heatmap.png", heatmap_png(run / "eval.csv", f"{run.name}, step {trained.step:,}: {scores}"))
+    console.print(score_table(summary, references(trained.config.world, tasks)))
+    console.print(what_next(run, trained, greedy))
     return summary
 
 
 def eval_csv(trained: TrainedAgent, tasks: TaskTable, outcomes: Outcomes, greedy: bool) -> str:
     """A row for each task; the columns are a contract (docs/design.md)."""
-    c, text = trained.config, io.StringIO()
+    c, t, text = trained.config, tasks, io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     backend = "embedded" if isinstance(c.world, GridworldConfig) else "gymnasium"
     exponent = c.world.exponent if isinstance(c.world, GridworldConfig) else ""
-    for i in range(len(tasks)):
-        task = (i, tasks.map[i], tasks.object[i], tasks.map_rank[i], tasks.object_rank[i], repr(float(tasks.probability[i])))
+    run = (c.world.name, backend, c.method, c.preset, c.seed, exponent, trained.step)
+    for i in range(len(t)):
+        task = (i, t.map[i], t.object[i], t.map_rank[i], t.object_rank[i], repr(float(t.probability[i])))
         result = (trained.visits_n[i], outcomes.episodes_n[i], outcomes.successes_n[i], round(outcomes.return_n[i], 6))
-        run = (c.world.name, backend, c.method, c.preset, c.seed, exponent, trained.step)
         writer.writerow((*run, *task, *result, int(greedy)))
     return text.getvalue()
 
 
-def score_table(name: str, summary: dict[str, dict[str, Any]], known: dict[str, dict[str, float]]) -> Table:
-    table = Table(title="success in percent, with 95 % intervals", title_justify="left")
-    table.add_column("")
-    for score in summary:
-        table.add_column(score.replace("_", " "), justify="right")
-    cells = (f"{s['value']:.1f} [dim]{s['low']:.1f}-{s['high']:.1f}[/]" for s in summary.values())
-    table.add_row(name, *cells)
-    for who, scores in known.items():
-        table.add_row(f"[dim]{who}", *(f"[dim]{scores[score]:.1f}" for score in summary))
-    sizes = (f"[dim]{s['cells']} x {s['episodes'] // s['cells']}" for s in summary.values())
-    table.add_row("[dim]tasks x episodes", *sizes)
+def score_table(summary: dict[str, dict[str, Any]], known: dict[str, dict[str, float]]) -> Table:
+    """Success in percent, a row for each score."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("success in %", no_wrap=True)
+    for column in ("agent", "95 % interval", *known, "tasks x times"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, score in summary.items():
+        interval = f"{score['low']:.1f} to {score['high']:.1f}"
+        sizes = f"{score['cells']} x {score['episodes'] // score['cells']}"
+        others = (f"[dim]{scores[name]:.1f}[/]" for scores in known.values())
+        agent = f"[bold cyan]{score['value']:.1f}[/]"
+        table.add_row(name.replace("_", " "), agent, interval, *others, f"[dim]{sizes}[/]")
     return table
+
+
+def what_next(run: Path, trained: TrainedAgent, greedy: bool) -> str:
+    """Where the results are, and commands to go on with."""
+    config, is_done = trained.config, trained.step >= trained.config.steps
+    steps = 2 * config.steps if is_done and config.impala.schedule == "constant" else config.steps
+    lines = [("every task", f"{run / 'heatmap.png'}, numbers in eval.csv and summary.json")]
+    if trained.step < steps:
+        lines.append(("train on" if is_done else "finish it", command(config, steps, run)))
+    lines.append(("same, sampled" if greedy else "same, greedy", f"longtail eval {run}{'' if greedy else ' --greedy'}"))
+    lines.append(("in Python", f"agent = longtail.load({str(run)!r})"))
+    return "\n" + "\n".join(f"[dim]{what:<15}[/]{escape(text)}" for what, text in lines)
+
+
+class _Callable(ModuleType):
+    """`longtail.evaluate` is this file, and has to be the function as well."""
+
+    __signature__ = inspect.signature(evaluate)
+    __call__ = staticmethod(evaluate)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,8 +1,8 @@
 """What a run counts on its device, and where it is written: metrics.jsonl, TensorBoard, the terminal."""
 
 import json
-import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,8 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from torch import Tensor
 
 from longtail import zipf
@@ -104,15 +106,16 @@ class MetricsWriter:
         self.board = SummaryWriter(str(run), purge_step=step + 1)
 
     def write(self, row: Row) -> None:
-        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
-        self.file.write(json.dumps(finite) + "\n")
-        for name, value in finite.items():
+        self.file.write(json.dumps(row, allow_nan=False) + "\n")
+        for name, value in row.items():
             if name != "step" and value is not None:
                 self.board.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
-        self.file.close()
-        self.board.close()
+        try:
+            self.file.close()
+        finally:
+            self.board.close()
 
 
 @dataclass
@@ -133,29 +136,41 @@ class Speed:
         return (step - before) / max(now - then, 1e-9)
 
 
+COLORS = dict(zip(zipf.GROUPS, ("green", "yellow", "magenta"), strict=True))
+
+
 def percent(value: float | None) -> str:
-    return "  -" if value is None else f"{100 * value:3.0f}"
+    return "   -" if value is None else f"{100 * value:3.0f}%"
+
+
+class TwoLines(Progress):
+    """A progress bar with a line of figures below it; together they fit into 80 columns."""
+
+    figures = Text()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield self.figures
 
 
 class ProgressDisplay:
-    """One live line on a terminal, a line for each row elsewhere."""
+    """A live display on a terminal, a line for each row elsewhere."""
 
     def __init__(self, console: Console, name: str, step: int, steps: int) -> None:
         self.console, self.steps = console, steps
-        self.progress = Progress(
+        self.last_saved, self.last_row = "", ""
+        self.progress = TwoLines(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("{task.completed:,} steps"),
-            TextColumn("[cyan]{task.fields[rate]}/s"),
+            TextColumn("{task.completed:,} of {task.total:,}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            TextColumn("[green]{task.fields[accuracy]}"),
-            TextColumn("[dim]{task.fields[saved]}"),
             console=console,
             disable=not console.is_terminal,
             expand=True,
         )
-        self.bar = self.progress.add_task(name, total=steps, completed=step, rate="-", accuracy="", saved="")
+        self.bar = self.progress.add_task(escape(name), total=steps, completed=step)
+        self._refresh()
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -168,11 +183,20 @@ class ProgressDisplay:
         self.progress.update(self.bar, completed=min(step, self.steps))
 
     def row(self, row: Row) -> None:
-        groups = " ".join(f"{name} {percent(row[f'accuracy_{name}'])}%" for name in zipf.GROUPS)
-        self.progress.update(self.bar, rate=f"{row['steps_per_second']:,.0f}", accuracy=groups)
+        shares = {name: percent(row[f"accuracy_{name}"]) for name in zipf.GROUPS}
+        colored = "  ".join(f"{name} [{COLORS[name]}]{share}[/]" for name, share in shares.items())
+        rate = f"[cyan]{row['steps_per_second']:,.0f} steps/s[/]"
+        self.last_row = f"{rate}  success {percent(row['accuracy'])}  {colored}"
+        self._refresh()
         if not self.console.is_terminal:
-            text = f"step {row['step']:>11,}  {row['steps_per_second']:>9,.0f} steps/s  all {percent(row['accuracy'])}%"
-            self.console.print(f"{text}  {groups}", highlight=False)
+            groups = "  ".join(f"{name} {share}" for name, share in shares.items())
+            speed = f"step {row['step']:>10,}  {row['steps_per_second']:>7,.0f}/s"
+            self.console.print(f"{speed}  success {percent(row['accuracy'])}  {groups}", highlight=False)
 
     def saved(self, step: int) -> None:
-        self.progress.update(self.bar, saved=f"saved {step:,}")
+        self.last_saved = f"  [dim]saved {step:,}[/]"
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.progress.figures = Text.from_markup((self.last_row or "[dim]warming up[/]") + self.last_saved)
+        self.progress.figures.no_wrap, self.progress.figures.overflow = True, "ellipsis"

@@ -1,15 +1,15 @@
 """Recipes: functions that return a whole run. An ablation takes one and changes two fields."""
 
-import difflib
+import shlex
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import get_args
 
-from longtail.config import RunConfig
+from longtail.config import METHODS, Preset, RunConfig, check_method, differences
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import world_config
+from longtail.worlds import WORLDS, HostConfig, world_config
 
-Preset = Literal["default", "paper"]
-METHODS = ("impala",)
+__all__ = ["METHODS", "gridworld", "gridworld_small", "hosted", "recipe", "command"]
 
 
 def gridworld(name: str = "gridworld", method: str = "impala", preset: Preset = "default") -> RunConfig:
@@ -36,13 +36,30 @@ def hosted(name: str, method: str = "impala", preset: Preset = "default") -> Run
 
 def recipe(world: str, method: str = "impala", preset: Preset = "default") -> RunConfig:
     """The run that `longtail train WORLD --method M --preset P` stands for."""
-    if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"method is {method!r}: {hint}It must be one of {', '.join(METHODS)}")
-    if preset not in ("default", "paper"):
-        raise ValueError(f"preset is {preset!r}: it must be default or paper")
+    check_method(method)
+    if preset not in get_args(Preset):
+        raise ValueError(f"preset is {preset!r}: it must be one of {', '.join(get_args(Preset))}")
     world_config(world)  # an unknown world is named before anything else
     if world.startswith("gym:"):
         return hosted(world, method, preset)
     return (gridworld_small if world == "gridworld-small" else gridworld)(world, method, preset)
+
+
+def command(config: RunConfig, steps: int, out: Path) -> str:
+    """The command line that trains a configuration for `steps` in a folder: what its recipe does not say is a flag."""
+    name = config.world.name
+    base = name if name in WORLDS or isinstance(config.world, HostConfig) else "gridworld"
+    usual = recipe(base, config.method, config.preset)
+    given = {"method": config.method, "preset": config.preset, "steps": steps, "out": out}
+    given = {flag: value for flag, value in given.items() if value not in ("impala", "default")}
+    given |= {flag: new for flag, _, new in differences(usual, config) if flag != "steps"}
+    return " ".join(["longtail train", shlex.quote(base), *(_flag(flag, value) for flag, value in given.items())])
+
+
+def _flag(name: str, value: object) -> str:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        group, _, field = name.rpartition(".")
+        return f"--{name}" if value else f"--{group}.no-{field}"
+    words = [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+    return " ".join([f"--{name}", *map(shlex.quote, words)])

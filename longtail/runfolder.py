@@ -6,17 +6,21 @@ import json
 import os
 import platform
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from longtail.checkpoint import write_durably
-from longtail.config import RunConfig, first_difference, from_json, to_json
+from longtail.config import RunConfig, differences, from_json, to_json
 
 CONFIG, MANIFEST, LOCK = "config.json", "manifest.json", ".lock"
 PACKAGES = ("longtail", "torch", "numpy", "numba", "gymnasium", "safetensors")
@@ -34,52 +38,80 @@ def read_config(run: Path) -> RunConfig:
         raise ValueError(f"run is {str(run)!r}: no run is there ({CONFIG} is missing)")
     try:
         return from_json(path.read_text())
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def claim(run: Path, config: RunConfig) -> IO[str]:
-    """Make the folder this run's, or refuse; returns its lock, held until closed. Changes nothing if it refuses."""
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"out is {str(run)!r}: that is a file, it must be a folder")
-    if (run / CONFIG).exists():
-        _check_same(run, read_config(run), config)
-    elif run.exists() and any(path.name != LOCK for path in run.iterdir()):
-        raise ValueError(f"out is {str(run)!r}: the folder holds something else than a run; choose an empty one")
+@contextmanager
+def claim(run: Path, config: RunConfig) -> Iterator[None]:
+    """Hold the folder for one run and one process, or refuse; whoever is refused has changed nothing."""
+    check(run, config)
+    is_new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = (run / LOCK).open("a")
     except OSError as error:
         raise ValueError(f"out is {str(run)!r}: it cannot be written ({error.strerror})") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ValueError(f"out is {str(run)!r}: another process is training there now") from None
-    write_durably(run / CONFIG, to_json(config).encode())
-    return lock
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"out is {str(run)!r}: another process is training there now") from None
+        try:
+            check(run, config)  # again, since another process may have begun a run here in the meantime
+            yield
+        except BaseException:
+            if is_new and not (run / CONFIG).exists():
+                shutil.rmtree(run)  # it did not come to a run
+            raise
+
+
+def check(run: Path, config: RunConfig) -> None:
+    """Refuse a folder that is not this run's."""
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"out is {str(run)!r}: that is a file, it must be a folder")
+    if (run / CONFIG).exists():
+        _check_same(run, read_config(run), config)
+    elif run.exists() and any(path.name not in (LOCK, f".{CONFIG}.partial") for path in run.iterdir()):
+        raise ValueError(f"out is {str(run)!r}: the folder holds something else than a run; choose an empty one")
 
 
 def _check_same(run: Path, old: RunConfig, new: RunConfig) -> None:
-    may_grow = new.impala.schedule == "constant"
-    difference = first_difference(dataclasses.replace(old, steps=new.steps) if may_grow else old, new)
-    if difference:
-        name, was, now = difference
+    grown = new.impala.schedule == "constant" and new.steps >= old.steps
+    different = differences(dataclasses.replace(old, steps=new.steps) if grown else old, new)
+    if not different:
+        return
+    name, was, now = different[0]
+    if name == "steps":
         raise ValueError(
-            f"{name} is {now!r}, but the run in {str(run)!r} has {was!r}: use the same configuration to go on with it, "
-            f"or another --out (or --seed) for a new run"
+            f"steps is {now}, but the run in {str(run)!r} has {was}: it may only grow, and only with "
+            f"--impala.schedule constant (--stop-at ends a run early)"
         )
+    raise ValueError(
+        f"{name} is {now!r}, but the run in {str(run)!r} has {was!r}: use the same configuration to go on with it, "
+        f"or another --out (or --seed) for a new run"
+    )
+
+
+def write_config(run: Path, config: RunConfig) -> None:
+    """Once it is sure that the run begins or goes on."""
+    data = to_json(config).encode()
+    if not (run / CONFIG).exists() or (run / CONFIG).read_bytes() != data:
+        write_durably(run / CONFIG, data)
 
 
 def add_session(run: Path, device: torch.device, dtype: torch.dtype, step: int) -> dict[str, Any]:
     """Note in the manifest what trains here from `step` on; `end_session` completes the entry."""
     path = run / MANIFEST
-    manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
+    try:
+        manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; move it away to go on without it") from error
     manifest["versions"] = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
     manifest["sessions"].append(
         {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(sys.argv),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "git_commit": _git_commit(),
             "hardware": _hardware(device),
             "precision": str(dtype).removeprefix("torch."),
@@ -107,7 +139,10 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     """Of the checkout that longtail runs from; None for an installed package."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    checkout = Path(__file__).parents[1]
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    if not (checkout / ".git").exists():
+        return None
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

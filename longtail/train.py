@@ -1,18 +1,23 @@
 """Training: the one place where worlds, acting, learning and counting close into a loop."""
 
+import errno
+import inspect
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 from longtail import checkpoint, runfolder
 from longtail.agents.agent import Agent
-from longtail.config import RunConfig, resolve_device, resolve_precision
+from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
 from longtail.engine.graph import Pacer, capture, make_repeatable
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import learn, make_optimizer, schedule
@@ -20,11 +25,11 @@ from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Speed, su
 from longtail.worlds import World, make
 
 
-class NotFiniteError(Exception):
+class NotFiniteError(FloatingPointError):
     """A tensor of the run holds a value that is not a finite number."""
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM, after the run was saved; `code` is what the process exits with."""
 
     def __init__(self, signum: int, message: str) -> None:
@@ -52,7 +57,7 @@ class Trainer:
         self.world = make(config.world, config.impala.worlds, self.device, final_obs=bootstrap)
         self.world.reset(config.seed, stagger=True)
         self.agent = build_agent(config, self.world, self.dtype)
-        self.rollout = Rollout.empty(self.world, self.agent, config.impala.unroll, final_obs=bootstrap)
+        self.rollout = Rollout.empty(self.world, self.agent, config.impala.unroll, bootstrap, keep_tape=True)
         self.optimizer = make_optimizer(self.agent, config.impala)
         self.counters = Counters(len(self.world.tasks), self.device)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
@@ -93,9 +98,15 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a saved state, in place; one that does not fit this run is an error before anything changes."""
         live = self.state_dict()
-        for name in live.keys() | state.keys():
-            if name not in live or name not in state or live[name].shape != state[name].shape:
-                raise ValueError(f"the checkpoint does not belong to this run: tensor {name} is missing or differs")
+        for name in sorted(live.keys() | state.keys()):
+            if name not in live or name not in state:
+                where = "the checkpoint has" if name in state else "this run has"
+                raise ValueError(f"the checkpoint does not fit this run: only {where} a tensor {name}")
+            if (live[name].shape, live[name].dtype) != (state[name].shape, state[name].dtype):
+                raise ValueError(
+                    f"the checkpoint does not fit this run: its {name} is {state[name].dtype} {[*state[name].shape]}, "
+                    f"not {live[name].dtype} {[*live[name].shape]}"
+                )
         self.world.load_state_dict(
             {name.removeprefix("world."): tensor for name, tensor in state.items() if name.startswith("world.")}
         )
@@ -115,13 +126,14 @@ class Trainer:
 
     def check_finite(self) -> None:
         """Stop at a value that is not finite, naming the tensor and when it was first seen."""
-        first_bad = int(self.counters.first_bad)
-        if first_bad < 0:
-            return
         bad = [n for n, t in self.state_dict().items() if t.is_floating_point() and not torch.isfinite(t).all()]
-        when = (first_bad + 1) * self.config.iteration_steps
-        name = next((name for name in bad if not name.startswith("counters.")), "the loss")
-        raise NotFiniteError(f"{name} is not finite, first at step {when:,}: nothing was saved since")
+        if bad:
+            first_bad = int(self.counters.first_bad)
+            step = (first_bad + 1) * self.config.iteration_steps if first_bad >= 0 else self.step
+            raise NotFiniteError(
+                f"{bad[0]} is not finite, first seen at step {step:,}: nothing was saved since; "
+                f"a lower impala.learning_rate or impala.grad_clip may help"
+            )
 
 
 def train(config: RunConfig, out: Path | str | None = None, stop_at: int | None = None, quiet: bool = False) -> Path:
@@ -132,89 +144,131 @@ def train(config: RunConfig, out: Path | str | None = None, stop_at: int | None 
     if stop_at is not None and stop_at < 0:
         raise ValueError(f"stop_at is {stop_at}: it must be at least 0")
     run = Path(out) if out is not None else runfolder.default_folder(config)
-    console = Console(quiet=quiet, highlight=False)
+    runfolder.check(run, config)
     try:
         trainer = Trainer(config)
-        with runfolder.claim(run, config):
-            try:
-                _train(trainer, run, stop_at, console)
-            finally:
-                trainer.world.close()
-    except torch.OutOfMemoryError as error:
+        try:
+            with runfolder.claim(run, config):
+                Session(trainer, run, Console(quiet=quiet, highlight=False, soft_wrap=True)).train(stop_at)
+        finally:
+            trainer.world.close()
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
         raise ValueError(
-            f"impala.worlds is {config.impala.worlds} and impala.unroll {config.impala.unroll}: the GPU ran out of "
+            f"impala.worlds is {config.impala.worlds} and impala.unroll {config.impala.unroll}: they do not fit into "
             f"memory, so lower one of them"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"out is {str(run)!r}: the disk is full. The checkpoints there are as they were: make room, and the same "
+            f"command goes on from the last one"
         ) from error
     return run
 
 
-def _train(trainer: Trainer, run: Path, stop_at: int | None, console: Console) -> None:
-    config, per_iteration = trainer.config, trainer.config.iteration_steps
-    found = checkpoint.load_newest(run, lambda message: console.print(f"[yellow]{message}"))
-    earlier_seconds = 0.0
-    if found:
-        state, meta = found
-        trainer.load_state_dict(state)
-        earlier_seconds = meta["seconds"]
-        console.print(f"going on from step {trainer.step:,} of {config.steps:,} in {run}")
-    last = config.iterations
-    if stop_at is not None:
-        last = min(last, -(-stop_at // per_iteration))
-    step = trainer.step
-    if step >= config.steps:
-        console.print(f"{run} is finished: {step:,} steps. Evaluate it with: longtail eval {run}")
-        return
-    console.print(
-        f"training [bold]{config.method}[/] on [bold]{config.world.name}[/], {config.impala.worlds} worlds, "
-        f"{trainer.device.type}, {str(trainer.dtype).removeprefix('torch.')} -> {run}"
-    )
-    manifest = runfolder.add_session(run, trainer.device, trainer.dtype, step)
-    writer, speed, pacer = MetricsWriter(run, step), Speed(step), Pacer(trainer.device)
-    before, saved_at = trainer.counters.read(), step if found else -1
+class Session:
+    """One sitting at a run: from the checkpoint that it goes on from to the one that it ends with."""
 
-    def save() -> None:
-        nonlocal saved_at
-        if step != saved_at:
-            trainer.check_finite()
-            meta = {"seconds": earlier_seconds + speed.seconds(), **trainer.interface()}
-            checkpoint.save_checkpoint(run, step, trainer.state_dict(), meta, config.keep_checkpoints)
-            saved_at = step
-            display.saved(step)
+    def __init__(self, trainer: Trainer, run: Path, console: Console) -> None:
+        self.trainer, self.run, self.console, self.config = trainer, run, console, trainer.config
+        self.name, self.earlier_seconds, self.saved_at = escape(str(run)), 0.0, -1
+        found = checkpoint.load_own(
+            run, fingerprint(self.config), lambda message: self.say(f"[yellow]{escape(message)}[/]")
+        )
+        if found:
+            state, meta = found
+            if meta["device"] != trainer.device.type:
+                raise ValueError(
+                    f"device is {trainer.device.type}, but the run in {str(run)!r} was trained on {meta['device']}: "
+                    f"go on there, since random numbers differ between the two"
+                )
+            trainer.load_state_dict(state)
+            self.earlier_seconds, self.saved_at = meta["seconds"], trainer.step
+        self.step = trainer.step
 
-    def log() -> None:
-        nonlocal before
-        now = trainer.counters.read()
-        trainer.check_finite()
-        row = {"step": step, "time": round(earlier_seconds + speed.seconds(), 3)}
-        row |= {"steps_per_second": round(speed.lap(step), 1)} | summarize(before, now, trainer.world.tasks)
-        row |= {"learning_rate": float(trainer.optimizer.param_groups[0]["lr"])}
-        writer.write(row)
-        display.row(row)
-        before = now
+    def say(self, text: str) -> None:
+        self.console.print(text)
 
-    display = ProgressDisplay(console, run.name, step, config.steps)
-    try:
-        with _signals() as received, display:
-            for iteration in range(step // per_iteration, last):
-                trainer.iterate()
-                pacer()
-                step = (iteration + 1) * per_iteration
-                display.advance(step)
-                if received or iteration + 1 == last:
-                    break
-                if _crosses(step, per_iteration, config.log_every):
-                    log()
-                if _crosses(step, per_iteration, config.checkpoint_every):
-                    save()
-            log()
-            save()
-    finally:
-        writer.close()
-        runfolder.end_session(run, manifest, step, speed.seconds())
-    if received:
-        raise Interrupted(received[0], f"interrupted at step {step:,} and saved; the same command goes on from there")
-    rate = (step - manifest["sessions"][-1]["from_step"]) / max(speed.seconds(), 1e-9)
-    console.print(f"{run}: step {step:,}, {rate:,.0f} steps/s, saved. Evaluate it with: longtail eval {run}")
+    def train(self, stop_at: int | None = None) -> None:
+        """Train up to the run's last step, or to `stop_at`."""
+        config, per_iteration = self.config, self.config.iteration_steps
+        last = config.iterations if stop_at is None else min(config.iterations, -(-stop_at // per_iteration))
+        runfolder.write_config(self.run, config)
+        if self.saved_at >= 0 and self.step >= last * per_iteration:
+            state = "finished" if self.step >= config.steps else f"past --stop-at {stop_at}"
+            self.say(f"{self.name} is {state}: {self.step:,} steps. Evaluate it with: longtail eval {self.name}")
+            return
+        trainer = self.trainer
+        if self.saved_at >= 0:
+            self.say(f"going on from step {self.step:,} of {config.steps:,}")
+        where = f"{config.impala.worlds} worlds, {trainer.device.type}, {str(trainer.dtype).removeprefix('torch.')}"
+        self.say(f"training [bold]{config.method}[/] on [bold]{escape(config.world.name)}[/], {where} -> {self.name}")
+        self.began_at, self.before = self.step, trainer.counters.read()
+        self.manifest = runfolder.add_session(self.run, trainer.device, trainer.dtype, self.step)
+        self.writer, self.speed = MetricsWriter(self.run, self.step), Speed(self.step)
+        self.display = ProgressDisplay(self.console, self.run.name, self.step, config.steps)
+        try:
+            with _signals() as received, self.display:
+                self._loop(last, received)
+        except BaseException:
+            with suppress(OSError):  # a full disk has already been reported
+                self._end()
+            raise
+        self._end()
+        if received and self.step < config.steps:
+            raise Interrupted(received[0], f"interrupted at step {self.step:,} and saved; the same command goes on")
+        rate = (self.step - self.began_at) / max(self.speed.seconds(), 1e-9)
+        self.say(f"step {self.step:,} saved, {rate:,.0f} steps/s. Evaluate it with: longtail eval {self.name}")
+
+    def _loop(self, last: int, received: list[int]) -> None:
+        config, per_iteration, pacer = self.config, self.config.iteration_steps, Pacer(self.trainer.device)
+        for iteration in range(self.step // per_iteration, last):
+            self.trainer.iterate()
+            pacer()
+            self.step = (iteration + 1) * per_iteration
+            self.display.advance(self.step)
+            if received or iteration + 1 == last:
+                break
+            if _crosses(self.step, per_iteration, config.log_every):
+                self._log()
+            if _crosses(self.step, per_iteration, config.checkpoint_every):
+                self._save()
+        if self.step > self.began_at:
+            self._log()
+        self._save()
+
+    def _save(self) -> None:
+        if self.step == self.saved_at:
+            return
+        self.trainer.check_finite()
+        meta = {"run": fingerprint(self.config), "seconds": self._seconds(), **self.trainer.interface()}
+        meta["device"] = self.trainer.device.type
+        checkpoint.save_checkpoint(self.run, self.step, self.trainer.state_dict(), meta, self.config.keep_checkpoints)
+        self.saved_at = self.step
+        self.display.saved(self.step)
+
+    def _log(self) -> None:
+        now = self.trainer.counters.read()
+        self.trainer.check_finite()
+        row = {"step": self.step, "time": self._seconds(), "steps_per_second": round(self.speed.lap(self.step), 1)}
+        row |= summarize(self.before, now, self.trainer.world.tasks)
+        row["learning_rate"] = float(f"{float(self.trainer.optimizer.param_groups[0]['lr']):.6g}")
+        self.writer.write(row)
+        self.display.row(row)
+        self.before = now
+
+    def _seconds(self) -> float:
+        """Of training, over all sessions."""
+        return round(self.earlier_seconds + self.speed.seconds(), 3)
+
+    def _end(self) -> None:
+        try:
+            self.writer.close()
+        finally:
+            runfolder.end_session(self.run, self.manifest, self.step, self.speed.seconds())
 
 
 def _crosses(step: int, per_iteration: int, every: int) -> bool:
@@ -226,20 +280,30 @@ def _crosses(step: int, per_iteration: int, every: int) -> bool:
 def _signals() -> Iterator[list[int]]:
     """Collects the first Ctrl-C or SIGTERM, so that the iteration under way can end; a second one kills as usual."""
     received: list[int] = []
-    previous: dict[int, object] = {}
+    previous: dict[int, Any] = {}
 
     def handle(signum: int, _: FrameType | None) -> None:
         received.append(signum)
         for number, handler in previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            previous[signum] = signal.signal(signum, handle)
     except ValueError:
         pass  # only the main thread may handle signals; a notebook's worker thread trains without
     try:
         yield received
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
+
+
+class _Callable(ModuleType):
+    """`longtail.train` is this file, and has to be the function as well."""
+
+    __signature__ = inspect.signature(train)
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,5 +1,6 @@
 """A trained agent, for use anywhere: a notebook, a robot, somebody else's evaluation."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from longtail import checkpoint, runfolder
 from longtail.agents.agent import Agent
-from longtail.config import RunConfig, resolve_device, resolve_precision
+from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
 
 
 @dataclass
@@ -31,6 +32,7 @@ class TrainedAgent:
     visits_n: np.ndarray  # episodes of each task in training
     device: torch.device
     generator: torch.Generator
+    obs_shape: tuple[int, int, int]
 
     @torch.no_grad()
     def act(
@@ -46,17 +48,23 @@ class TrainedAgent:
 
         `reward` is what the last action earned. `first` marks episodes that begin with this observation.
         """
-        images = torch.as_tensor(obs, device=self.device)
-        if images.dtype != torch.uint8 or images.ndim not in (3, 4):
-            raise ValueError(f"obs is {images.dtype} {tuple(images.shape)}: it must be uint8 [H, W, C] or [B, H, W, C]")
+        images = obs.to(self.device) if isinstance(obs, Tensor) else torch.from_numpy(np.array(obs)).to(self.device)
+        if images.dtype != torch.uint8 or images.ndim not in (3, 4) or images.shape[-3:] != self.obs_shape:
+            raise ValueError(
+                f"obs is {images.dtype} {[*images.shape]}: it must be uint8 {[*self.obs_shape]}, or a batch of these"
+            )
         single = images.ndim == 3
         images = images[None] if single else images
         B = len(images)
+        is_start = state is None
         state = self.initial_state(B) if state is None else state
-        first_B = torch.as_tensor(first, device=self.device).expand(B)
+        if len(state.last_action_B) != B:
+            raise ValueError(f"obs has {B} images, but state has {len(state.last_action_B)} episodes")
+        first_B = torch.as_tensor(first, dtype=torch.bool, device=self.device).expand(B) | is_start
         reward_B = torch.as_tensor(reward, dtype=torch.float32, device=self.device).expand(B)
         clip = self.config.impala.reward_clip
-        logits_BA, state = policy_step(self.agent, images, first_B, reward_B.clamp(-clip, clip) if clip else reward_B, state)
+        reward_B = reward_B.clamp(-clip, clip) if clip else reward_B
+        logits_BA, state = policy_step(self.agent, images, first_B, reward_B, state)
         action_B = choose(logits_BA, self.generator, greedy)
         state.last_action_B = action_B
         return (int(action_B[0]) if single else action_B.cpu().numpy()), state
@@ -92,14 +100,15 @@ def load(run: Path | str, device: str = "auto", seed: int = 0) -> TrainedAgent:
     """The agent of a run's newest checkpoint that can be read."""
     run = Path(run)
     config = runfolder.read_config(run)
-    found = checkpoint.load_newest(run, lambda message: print(message))
-    if found is None:
-        raise ValueError(f"run is {str(run)!r}: it has no checkpoint to load yet")
-    state, meta = found
     where = resolve_device(device)
-    agent = Agent(tuple(meta["obs_shape"]), meta["num_actions"], config.agent, resolve_precision(config.precision, where))
-    weights = {name.removeprefix("agent."): t for name, t in state.items() if name.startswith("agent.")}
-    agent.load_state_dict(weights)
+    found = checkpoint.load_own(run, fingerprint(config), lambda message: print(message, file=sys.stderr))
+    if found is None:
+        raise ValueError(f"run is {str(run)!r}: it has no checkpoint yet; longtail train makes one")
+    state, meta = found
+    obs_shape = tuple(meta["obs_shape"])
+    with torch.random.fork_rng(devices=[]):  # making an agent draws weights, which are then replaced
+        agent = Agent(obs_shape, meta["num_actions"], config.agent, resolve_precision(config.precision, where))
+    agent.load_state_dict({name.removeprefix("agent."): t for name, t in state.items() if name.startswith("agent.")})
     agent.to(where).eval().requires_grad_(False)
     generator = torch.Generator(where).manual_seed(seed)
-    return TrainedAgent(config, agent, meta["step"], state["counters.episodes"].numpy(), where, generator)
+    return TrainedAgent(config, agent, meta["step"], state["counters.episodes"].numpy(), where, generator, obs_shape)
