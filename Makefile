@@ -27,8 +27,7 @@ demo: $(READY)  ## train and evaluate an agent on gridworld-small: a few minutes
 	$(BIN)/longtail train gridworld-small --out runs/demo
 	$(BIN)/longtail eval runs/demo
 	@printf '%s\n' '' \
-	  'The heatmap is runs/demo/heatmap.png: success of every map and object, beside how often training saw them.' \
-	  'Next, after `. $(BIN)/activate`:' \
+	  'More to try, after `. $(BIN)/activate`:' \
 	  '  longtail play gridworld-small              the same tasks, played by you' \
 	  '  longtail train gridworld-small --seed 2    another seed; Ctrl-C saves, the same command goes on' \
 	  '  longtail train gridworld                   the full benchmark: 10 maps x 10 objects, 40 million steps' \

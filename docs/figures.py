@@ -3,11 +3,12 @@
     python docs/figures.py            (or: make figures)
 
 Draws into docs/img/ and rewrites the lines between the table's marks in README.md. What has no rows under results/
-yet is left out, and said.
+yet is left out, and said. The demo's rows are made by: make demo && cp runs/demo/*.json* runs/demo/*.csv results/demo/
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,12 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from longtail import zipf
-from longtail.report.heatmap import save_heatmap
+from longtail.report.heatmap import heatmap_png
+from longtail.runfolder import read_config
+from longtail.scores import references
 from longtail.worlds import WORLDS, make
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "results" / "demo"
 SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
+Scores = dict[str, dict[str, float]]
 TABLE = ("<!-- demo table: make figures -->\n", "<!-- end of demo table -->\n")
 
 
@@ -83,15 +87,16 @@ def law_figure() -> Figure:
     return figure
 
 
-def demo_table(summary: dict[str, dict[str, float]], manifest: dict[str, object]) -> str:
-    """The README's table, in Markdown."""
-    lines = ["| " + " | ".join(SCORES) + " |", "|" + "---|" * len(SCORES)]
-    cells = (f"{s['value']:.1f} ({s['low']:.1f} to {s['high']:.1f})" for s in (summary[name] for name in SCORES))
-    lines.append("| " + " | ".join(cells) + " |")
-    last = manifest["sessions"][-1]  # type: ignore[index]
-    minutes = float(manifest["wall_seconds"]) / 60  # type: ignore[arg-type]
-    hardware = f"{last['hardware']['cpus']} cores, {last['hardware']['device']}"
-    lines += ["", f"{last['to_step']:,} steps in {minutes:.1f} minutes of training on {hardware}, {last['precision']}."]
+def demo_table(name: str, summary: Scores, known: Scores, manifest: dict[str, Any]) -> str:
+    """The README's table, in Markdown: the agent, those who have not learned, and what the numbers were made by."""
+    agent = (f"{s['value']:.1f} ({s['low']:.1f} to {s['high']:.1f})" for s in (summary[score] for score in SCORES))
+    rows = [["success in %", *SCORES], ["---"] * (len(SCORES) + 1), [name, *agent]]
+    rows += [[who, *(f"{scores[score]:.1f}" for score in SCORES)] for who, scores in known.items()]
+    last, minutes = manifest["sessions"][-1], manifest["wall_seconds"] / 60
+    hardware = f"{last['hardware']['cpus']} cores ({last['hardware']['cpu']}, {last['precision']})"
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", f"In brackets 95 % intervals. {last['to_step']:,} steps, {minutes:.1f} minutes on {hardware}."]
+    lines += ["", "![Success of every task, and how often training saw it](docs/img/demo.png)"]
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +112,7 @@ def draw(images: Path) -> None:
     for name, figure in {"gridworld": worlds_figure, "law": law_figure}.items():
         figure().savefig(images / f"{name}.png", dpi=110)
     if DEMO.is_dir():
-        save_heatmap(DEMO / "eval.csv", images / "demo.png", title="gridworld-small")
+        (images / "demo.png").write_bytes(heatmap_png(DEMO / "eval.csv", "gridworld-small"))
     else:
         print("no demo.png and no table: results/demo/ holds no rows yet")
 
@@ -116,8 +121,10 @@ def readme_with_table(text: str) -> str:
     """README.md with the table of results/demo/, unchanged where there are no rows."""
     if not DEMO.is_dir():
         return text
+    config = read_config(DEMO)
     summary, manifest = (json.loads((DEMO / name).read_text()) for name in ("summary.json", "manifest.json"))
-    return with_table(text, demo_table(summary, manifest))
+    known = references(config.world, make(config.world, 1).tasks)
+    return with_table(text, demo_table(config.method, summary, known, manifest))
 
 
 if __name__ == "__main__":

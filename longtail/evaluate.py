@@ -21,7 +21,7 @@ from longtail.recipes import command
 from longtail.report.heatmap import heatmap_png
 from longtail.scores import Outcomes, references, score_weights, weighted_score
 from longtail.trained import TrainedAgent, choose, initial_state, load
-from longtail.worlds import GridworldConfig, TaskTable, World, make
+from longtail.worlds import HostConfig, TaskTable, World, make
 
 COLUMNS = (
     "world", "backend", "method", "preset", "seed", "exponent", "step", "task", "map", "object", "map_rank",
@@ -126,8 +126,8 @@ def eval_csv(trained: TrainedAgent, tasks: TaskTable, outcomes: Outcomes, greedy
     c, t, text = trained.config, tasks, io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    backend = "embedded" if isinstance(c.world, GridworldConfig) else "gymnasium"
-    exponent = c.world.exponent if isinstance(c.world, GridworldConfig) else ""
+    backend = "gymnasium" if isinstance(c.world, HostConfig) else "embedded"
+    exponent = getattr(c.world, "exponent", "")
     run = (c.world.name, backend, c.method, c.preset, c.seed, exponent, trained.step)
     for i in range(len(t)):
         task = (i, t.map[i], t.object[i], t.map_rank[i], t.object_rank[i], repr(float(t.probability[i])))

@@ -61,9 +61,9 @@ def test_commands_of_the_docs_parse(words: list[str], called: list[str], capsys:
     assert len(called) == 1
 
 
-def test_a_flag_that_does_not_exist_is_noticed(called: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "gridworld", "--no-such-flag", "1"])
+def test_a_flag_that_does_not_exist_is_noticed(called: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "gridworld", "--no-such-flag", "1"]) == 2
+    assert "--no-such-flag" in capsys.readouterr().err
     assert not called
 
 
@@ -150,6 +150,19 @@ def test_readme_table_matches_its_rows() -> None:
     assert made["readme_with_table"](text) == text
     # The check can fail: another table is noticed.
     assert made["with_table"](text, "| 1.0 |\n") != text
+
+
+def test_readme_table_of_given_rows() -> None:
+    made = figures()
+    scores = {name: {"value": 50.04, "low": 40.0, "high": 60.0} for name in made["SCORES"]}
+    known = {"random walk": dict.fromkeys(made["SCORES"], 9.96)}
+    hardware = {"cpus": 2, "cpu": "a processor"}
+    manifest = {"wall_seconds": 90.0, "sessions": [{"hardware": hardware, "precision": "float32", "to_step": 1024}]}
+    lines = made["demo_table"]("impala", scores, known, manifest).splitlines()
+    assert lines[2].startswith("| impala | 50.0 (40.0 to 60.0) | ")
+    assert lines[3].startswith("| random walk | 10.0 | ")
+    assert len({line.count("|") for line in lines[:4]}) == 1
+    assert lines[5] == "In brackets 95 % intervals. 1,024 steps, 1.5 minutes on 2 cores (a processor, float32)."
 
 
 def test_configuration_files_of_tools() -> None:
