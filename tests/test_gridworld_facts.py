@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from naive_gridworld import DIRECTIONS, as_entry, find, move, object_at, paint, shortest_path
 from scipy.stats import spearmanr
 
 from longtail import zipf
 from longtail.worlds import WORLDS, world_config
-from longtail.worlds.gridworld import CellFacts, GridworldConfig, cell_facts
+from longtail.worlds import levels as lv
+from longtail.worlds.gridworld import CellFacts, GridworldConfig, build_tables, cell_facts
 from longtail.worlds.world import TaskTable
 
 PUBLIC = GridworldConfig()
@@ -58,6 +59,28 @@ def test_tables_of_generated_levels(shape: tuple[int, int, int, int], data: st.D
         world.state.fill_(number[m, y, x])
         world.task.fill_(m * objects + target % objects)
         assert world.observe().numpy().tobytes() == paint(entries[m], y, x, target)
+
+
+@st.composite
+def any_walls(draw: st.DrawFn) -> lv.Level:
+    """Walls anywhere inside the border: the rooms of the generator never have two that meet at a corner only."""
+    size = draw(st.integers(3, 7))
+    inner = draw(st.lists(st.text("# ", min_size=size - 2, max_size=size - 2), min_size=size - 2, max_size=size - 2))
+    walls = ("#" * size, *(f"#{row}#" for row in inner), "#" * size)
+    free = [(y, x) for y in range(size) for x in range(size) if walls[y][x] == " "]
+    assume(len(free) >= 2)
+    start, thing = draw(st.permutations(free))[:2]
+    return lv.Level(walls, start, (lv.Object(*thing, "teal", "ex"),))
+
+
+@given(st.lists(any_walls(), min_size=1, max_size=2))
+@example([lv.Level(("####", "# ##", "## #", "####"), (1, 1), (lv.Object(2, 2, "teal", "ex"),))])
+def test_tables_of_any_walls(level_set: list[lv.Level]) -> None:
+    tables = build_tables(tuple(level_set), resolution=7)
+    number = {(m, y, x): state for state, (m, y, x) in enumerate(tables.square_S.tolist())}
+    for (m, y, x), state in number.items():
+        entry = as_entry(level_set[m])
+        assert tables.next_SA[state].tolist() == [number[m, *move(entry, y, x, action)] for action in DIRECTIONS]
 
 
 @settings(max_examples=15)
