@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shlex
 import signal
 import statistics
@@ -31,6 +32,7 @@ from rich.table import Table
 PEERS = Path(__file__).resolve().parent / "peers"
 WORLDS, UNROLL = 32, 32
 OURS = ("longtail", "longtail fp32")
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 # Nobody may use a GPU, nor be held to one thread by what this shell happens to have set.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 UNSET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -60,7 +62,9 @@ def read_json(output: str) -> Row:
         raise ValueError("its last line is no JSON object with steps_per_second")
     rate = result.pop("steps_per_second")
     parts = {"parts": rate} if isinstance(rate, dict) else {}
-    return {"steps_per_second": float(rate["train"] if parts else rate), "detail": result | parts}
+    row = {"steps_per_second": float(rate["train"] if parts else rate), "detail": result | parts}
+    # What `auto` has chosen.
+    return row | ({"precision": PRECISIONS[result["precision"]]} if "precision" in result else {})
 
 
 def read_prototype(output: str) -> Row:
@@ -100,7 +104,7 @@ def entries(args: argparse.Namespace) -> list[Entry]:
 def measure(entry: Entry, timeout: float) -> Row:
     """Run it once. Whatever goes wrong becomes the row's `error`; no process of it is left behind."""
     env = {name: value for name, value in os.environ.items() if name not in UNSET} | HIDDEN
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_seconds()
     row: Row = {"name": entry.name, "precision": entry.precision}
     try:
         with subprocess.Popen(
@@ -119,7 +123,7 @@ def measure(entry: Entry, timeout: float) -> Row:
         if process.returncode:
             last = (errors.strip() or output.strip() or "nothing printed").splitlines()[-1]
             raise ValueError(f"exit status {process.returncode}: {last}")
-        row |= entry.read(output)
+        row |= entry.read(output) | {"others": others(used, time.perf_counter() - began)}
     except subprocess.TimeoutExpired:
         row["error"] = f"not done after {timeout:.0f} s"
     except (OSError, ValueError, KeyError) as error:
@@ -132,6 +136,24 @@ def _end_group(pid: int) -> None:
     """End the processes that a peer has left: some of them hang when one of their processes fails."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def cpu_seconds() -> tuple[float, float] | None:
+    """What all processes and the hypervisor have used of the processors until now, and our ended children of that."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return None
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, path.read_text().split("\n")[0].split()[1:])
+    mine = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK"), mine.ru_utime + mine.ru_stime
+
+
+def others(before: tuple[float, float] | None, seconds: float) -> float | None:
+    """Share of the processors that somebody else had meanwhile: a rate measured beside others is no rate."""
+    after = cpu_seconds()
+    if before is None or after is None:
+        return None
+    return round(max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / seconds / (os.cpu_count() or 1), 3)
 
 
 def collect(chosen: Sequence[Entry], rounds: int, timeout: float, say: Callable[[str], None]) -> list[Row]:
@@ -153,9 +175,11 @@ def summarise(chosen: Sequence[Entry], rows: Sequence[Row]) -> list[Row]:
     for entry in chosen:
         mine = [row for row in rows if row["name"] == entry.name]
         rates = [row["steps_per_second"] for row in mine if "error" not in row]
-        line: Row = {"name": entry.name, "precision": entry.precision, "runs": len(rates), "goal": entry.goal}
+        precision = next((row["precision"] for row in mine if "error" not in row), entry.precision)
+        line: Row = {"name": entry.name, "precision": precision, "runs": len(rates), "goal": entry.goal}
         line["failed"] = [row["error"] for row in mine if "error" in row]
         known = {"median": statistics.median(rates), "low": min(rates), "high": max(rates)} if rates else {}
+        line["others"] = max((row["others"] for row in mine if row.get("others") is not None), default=None)
         summary.append(line | {"median": None, "low": None, "high": None} | known)
     medians = {line["name"]: line["median"] for line in summary}
     for line in summary:
@@ -167,14 +191,17 @@ def summarise(chosen: Sequence[Entry], rows: Sequence[Row]) -> list[Row]:
 def cells(line: Row) -> list[str]:
     """One line of the table."""
     if line["median"] is None:
-        return [line["name"], line["precision"], f"failed: {line['failed'][-1]}", "", "", "", ""]
+        return [line["name"], line["precision"], f"failed: {line['failed'][-1]}", "", "", "", "", ""]
     ratios = [f"{ratio:.2f}" if (ratio := line["ratio"][name]) else "" for name in OURS]
     spread = f"{line['low']:,.0f} to {line['high']:,.0f}"
     goal = "" if line["goal"] is None else f"{line['goal']:g}"
-    return [line["name"], line["precision"], f"{line['median']:,.0f}", spread, *ratios, goal]
+    meanwhile = "" if line["others"] is None else f"{line['others']:.0%}"
+    return [line["name"], line["precision"], f"{line['median']:,.0f}", spread, *ratios, goal, meanwhile]
 
 
-COLUMNS = ("", "precision", "steps/s", "lowest to highest", *(f"{name} is x times" for name in OURS), "goal")
+RATIOS = tuple(f"{name} / this" for name in OURS)
+COLUMNS = ("", "precision", "steps/s", "lowest to highest", *RATIOS, "goal", "CPU others had")
+SHORT = ("", "precision", "steps/s", "range", "ours / it", "fp32 / it", "goal", "others")  # fits 100 letters
 
 
 def markdown(report: Row) -> str:
@@ -187,8 +214,8 @@ def markdown(report: Row) -> str:
 
 def show(report: Row, console: Console) -> None:
     table = Table()
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("", "precision") else "right")
+    for column in SHORT:
+        table.add_column(column, justify="left" if column in ("", "precision") else "right", no_wrap=not column)
     for line in report["summary"]:
         table.add_row(*cells(line))
     console.print(table)

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=float, default=5, help="seconds of training before that (default 5)")
     parser.add_argument("--network", choices=("own", "same"), default="own", help="MonoBeast's, or the sizes of ours")
     parser.add_argument("--actors", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=8, help="rollouts per update (default 8, MonoBeast's)")
+    parser.add_argument("--batch", type=int, default=32, help="rollouts per update (default 32)")
     parser.add_argument("--learner-threads", type=int, default=2, help="default 2, MonoBeast's")
     args = parser.parse_args()
     clock = run(args)

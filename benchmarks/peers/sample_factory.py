@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="seconds to measure (default 60)")
     parser.add_argument("--warmup", type=float, default=10, help="seconds of training before that (default 10)")
     parser.add_argument("--worlds", type=int, default=32, help="worlds in all (default 32)")
-    parser.add_argument("--mode", choices=("serial", "batched", "async"), default="batched")
+    parser.add_argument("--mode", choices=("serial", "batched", "async"), default="serial")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--splits", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1024, help="steps per update; a rollout of all worlds is 1,024")
