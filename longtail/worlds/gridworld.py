@@ -290,8 +290,8 @@ def _random_walk(tables: Tables, start: int, max_steps: int) -> np.ndarray:
     """Probability that a random walk from `start` has ended on each state within `max_steps`."""
     num_states, num_actions = tables.next_SA.shape
     is_object = tables.object_S >= 0
-    ended, alive = np.zeros(num_states), np.zeros(num_states)
-    alive[start] = 1.0
+    ended: np.ndarray = np.zeros(num_states)
+    alive: np.ndarray = np.eye(num_states)[start]
     for _ in range(max_steps):
         arriving = np.repeat(alive / num_actions, num_actions)
         after = np.bincount(tables.next_SA.ravel(), arriving, num_states)
