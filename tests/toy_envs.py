@@ -1,5 +1,6 @@
 """Small Gymnasium environments for tests, registered on import as toy/<name>-v0."""
 
+import os
 from typing import Any
 
 import gymnasium as gym
@@ -19,13 +20,21 @@ class ToyTasks(gym.Env[np.ndarray, int]):
     metadata = {"render_modes": []}
 
     def __init__(
-        self, tasks: int = 3, counted: bool = True, obeys: bool = True, says_success: bool = True, start: int = 0
+        self,
+        tasks: int = 3,
+        counts: str = "num_tasks",
+        obeys: bool = True,
+        says_success: bool = True,
+        start: int = 0,
+        dies_outside: int = 0,
     ) -> None:
         self.observation_space = gym.spaces.Box(0, 255, (24, 24, 3), np.uint8)
         self.action_space = gym.spaces.Discrete(tasks, start=start)
         self.start, self.obeys, self.says_success, self._tasks = start, obeys, says_success, tasks
-        if counted:
-            self.num_tasks = tasks
+        if dies_outside and os.getpid() != dies_outside:
+            os._exit(1)
+        if counts:
+            setattr(self, counts, tasks if counts == "num_tasks" else ["a task"] * tasks)
         self.frame = np.zeros((24, 24, 3), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -46,7 +55,7 @@ class ToyTasks(gym.Env[np.ndarray, int]):
         return self._draw(), 1.0 if right else -0.25, right, self.time >= LIMIT, info
 
     def _draw(self) -> np.ndarray:
-        self.frame[:12], self.frame[12:] = self.task, self.time
+        self.frame[:12], self.frame[12:] = self.task * (255 // self._tasks), self.time
         self.frame[0, 0] = self.noise
         return self.frame
 
@@ -77,7 +86,8 @@ class ToyVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         reward, terminated, truncated = (np.array([r[k] for r in results]) for k in (1, 2, 3))
         final, over = self._frames(), terminated | truncated
         success = np.array([r[4].get("success", False) for r in results])
-        info = {"final_obs": final, "_final_obs": over, "final_info": {"success": success, "_success": over}}
+        says = np.array(["success" in r[4] for r in results])
+        info = {"final_obs": final, "_final_obs": over, "final_info": {"success": success, "_success": says}}
         for i in np.flatnonzero(over):
             self.envs[i].reset()
         return self._frames(), reward, terminated, truncated, info | {"task": np.array([e.task for e in self.envs])}
@@ -97,36 +107,46 @@ class NextStepOnly(ToyVector):
 class ToyShape(gym.Env[np.ndarray, int]):
     """Images of any shape, pixel after pixel counting on from the time; episodes of LIMIT steps; no tasks.
 
-    At step `at` since it was made it goes wrong in the way `wrong` says.
+    From step `at` of its life on, or at its reset, it goes wrong in the way `wrong` says if its first seed was odd.
     """
 
     metadata = {"render_modes": []}
 
-    def __init__(self, shape: tuple[int, ...] = (20, 30), at: int = 0, wrong: str = "", dtype: str = "uint8") -> None:
+    def __init__(self, shape: tuple[int, ...] = (20, 30), wrong: str = "", at: int = 3, dtype: str = "uint8") -> None:
         self.observation_space = gym.spaces.Box(0, 255, shape, np.dtype(dtype).type)
         self.action_space = gym.spaces.Discrete(2) if wrong != "action" else gym.spaces.Box(-1, 1, (2,))
-        self.at, self.wrong, self.steps, self.seed = at, wrong, 0, None
+        self.at, self.wrong, self.steps, self.seed = at, wrong, 0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         self.seed = self.seed if seed is None else seed
         self.time = 0
+        if self.wrong == "reset" and self.seed % 2:
+            raise KeyError("lost")
         return self._draw(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: int) -> tuple:
         self.time, self.steps = self.time + 1, self.steps + 1
-        now = self.steps == self.at and self.seed is not None and self.seed % 2 == 1
-        if now and self.wrong == "raise":
+        wrong = self.wrong if self.steps >= self.at and self.seed % 2 else ""
+        if wrong == "raise":
             raise KeyError("lost")
-        reward = float("nan") if now and self.wrong == "nan" else 0.5 * self.time
-        obs = self._draw()[:-1] if now and self.wrong == "shape" else self._draw()
+        if wrong == "die":
+            os._exit(1)
+        if wrong == "four":
+            return self._draw(), 0.0, False, {}
+        obs = {"shape": self._draw()[:-1], "dtype": self._draw().astype(np.float32)}.get(wrong, self._draw())
+        reward = {"nan": float("nan"), "inf": float("inf"), "none": None}.get(wrong, 0.5 * self.time)
         return obs, reward, False, self.time >= LIMIT, {}
+
+    def close(self) -> None:
+        if self.wrong == "close":
+            raise KeyError("lost")
 
     def _draw(self) -> np.ndarray:
         shape = self.observation_space.shape
         return ((np.arange(np.prod(shape)) + 7 * self.time) % 251).astype(self.observation_space.dtype).reshape(shape)
 
 
-def _register(name: str, entry: type, **kwargs: Any) -> None:
+def _register(name: str, entry: type | str, **kwargs: Any) -> None:
     if f"toy/{name}-v0" not in gym.registry:
         gym.register(f"toy/{name}-v0", entry, **kwargs)
 
@@ -134,6 +154,5 @@ def _register(name: str, entry: type, **kwargs: Any) -> None:
 _register("Tasks", ToyTasks)
 _register("Own", ToyTasks, vector_entry_point=ToyVector)
 _register("OwnNextStep", ToyTasks, vector_entry_point=NextStepOnly)
-_register("Stack", ToyShape, kwargs={"shape": (4, 84, 84)})
-_register("Grey", ToyShape, kwargs={"shape": (20, 30)})
-_register("Broken", ToyShape, kwargs={"at": 3, "wrong": "raise"})
+_register("Shape", ToyShape)
+_register("Missing", "toy_arcade.envs:Arcade")

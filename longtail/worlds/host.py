@@ -7,7 +7,7 @@ into the tensors of the world contract and never asks it for more than Gymnasium
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,17 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
-from longtail.worlds.vectors import Channels, HostError, Vectorization, ask, image_layout, make_vector
+from longtail.worlds.vectors import (
+    Channels,
+    HostError,
+    Vectorization,
+    ask,
+    dead_processes,
+    image_layout,
+    make_vector,
+    shut,
+    told,
+)
 from longtail.worlds.world import TaskTable
 
 OWN_LAW = -1  # instead of a pinned task: the environment chooses
@@ -39,13 +49,21 @@ class HostConfig:
     success_return: float = 0.0
     """An episode whose return is above this counts as a success when the environment does not say."""
 
+    def __post_init__(self) -> None:
+        for name, choices in {"vectorization": get_args(Vectorization), "channels": get_args(Channels)}.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(choices)}")
+        if self.num_tasks < 0:
+            raise ValueError(f"num_tasks is {self.num_tasks}: it must be at least 0 (0 asks the environment)")
+        for option in self.options:
+            key, equals, _ = option.partition("=")
+            if not (equals and key.isidentifier()):
+                raise ValueError(f"option is {option!r}: it must be key=value, such as size=9")
+
     def keywords(self) -> dict[str, Any]:
         """The arguments for the environment, parsed."""
-        pairs = [option.partition("=") for option in self.options]
-        for key, equals, _ in pairs:
-            if not equals or not key.isidentifier():
-                raise ValueError(f"options are {' '.join(self.options)!r}: each must be key=value, such as size=9")
-        return {key: _literal(value) for key, _, value in pairs}
+        pairs = (option.split("=", 1) for option in self.options)
+        return {key: _literal(value) for key, value in pairs}
 
     def make(self, num_worlds: int, device: torch.device | str = "cpu", final_obs: bool = False) -> "HostWorld":
         return HostWorld(self, num_worlds, device, final_obs)
@@ -56,13 +74,6 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def told(info: Mapping[str, Any], key: str, num_worlds: int) -> tuple[Any, np.ndarray]:
-    """What a vector environment's info says under a key, and of which worlds it says it."""
-    if key not in info:
-        return None, np.zeros(num_worlds, bool)
-    return info[key], np.asarray(info.get(f"_{key}", np.ones(num_worlds, bool)), bool)
 
 
 class Mirror:
@@ -96,7 +107,7 @@ class HostWorld:
     ) -> None:
         self.config, self.num_worlds, self.device = config, num_worlds, torch.device(device)
         self._vector = make_vector(config.name, config.keywords(), config.vectorization, num_worlds)
-        self._closed = False
+        self._answers = True  # no call of the vector environment was broken off
         try:
             self._build(final_obs)
         except BaseException:
@@ -110,7 +121,7 @@ class HostWorld:
         if not isinstance(space, gym.spaces.Discrete):
             raise ValueError(f"{name} acts by {space}: it must be Discrete; wrap it so that actions are numbered")
         self.num_actions, self._first_action = int(space.n), int(space.start)
-        self.tasks, self._is_ours = self._find_tasks()
+        self.tasks, self._has_table = self._find_tasks()
         self._pinned_B = np.full(self.num_worlds, OWN_LAW)
         self._return_B = np.zeros(self.num_worlds)
         self._seed = self._generation = 0
@@ -129,11 +140,9 @@ class HostWorld:
         self.reset(seed=0)
 
     def _find_tasks(self) -> tuple[TaskTable, bool]:
-        """The tasks, and whether the environment is one of ours, which brings its own table."""
+        """The tasks, and whether the environment brought the table itself."""
         name, count = self.config.name, self.config.num_tasks
         tasks, known = ask(self._vector, "tasks", "num_tasks")
-        if count < 0:
-            raise ValueError(f"num_tasks is {count}: it must be at least 0 (0 asks the environment)")
         if isinstance(tasks, TaskTable):
             if count not in (0, len(tasks)):
                 raise ValueError(f"num_tasks is {count}: {name} has {len(tasks)} tasks; leave it at 0")
@@ -151,27 +160,26 @@ class HostWorld:
 
     def reset(self, seed: int, stagger: bool = False) -> None:
         """Start every world at its first episode. `stagger` has no effect: an environment begins where it begins."""
-        self._seed, self._generation = seed, 0
+        self._seed, self._generation = seed % 2**63, 0
         self._begin()
 
     def _begin(self) -> None:
         self._wait_for_device()
         obs, info = self._call("reset", seed=self._first_seed())
-        everywhere = np.ones(self.num_worlds, bool)
-        self._take_obs(obs, everywhere)
-        self._take_tasks(info, everywhere)
-        self._first.array[:] = True
-        self._return_B[:] = 0
+        self._take_obs(obs)
         for mirror in (self._reward, self._success, self._terminated, self._truncated):
             mirror.array[:] = 0
+        self._first.array[:] = True
+        self._return_B[:] = 0
+        self._take_tasks(info, self._first.array)
         self._send()
 
     def _first_seed(self) -> int:
         """World i begins with this seed + i (Gymnasium's rule); hashed, so that runs 1 and 2 share no worlds."""
         is_single = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
-        if self._is_ours and not is_single and not self._generation:
+        if self._has_table and not is_single and not self._generation:
             return self._seed  # our vector form hashes the seed itself: the same tasks as without Gymnasium
-        state = np.random.SeedSequence((self._seed % 2**64, self._generation)).generate_state(1)
+        state = np.random.SeedSequence((self._seed, self._generation)).generate_state(1)
         return int(state[0]) % (2**31 - 2**20)
 
     def prepare(self, num_steps: int) -> None:
@@ -180,8 +188,8 @@ class HostWorld:
     def step(self, action_B: Tensor) -> None:
         action_host_B = action_B.cpu().numpy() + self._first_action
         self._wait_for_device()
-        obs, reward_B, terminated_B, truncated_B, info = self._call("step", action_host_B)
-        reward_B, terminated_B, truncated_B = self._checked(reward_B, terminated_B, truncated_B)
+        obs, *outcome, info = self._call("step", action_host_B)
+        reward_B, terminated_B, truncated_B = self._checked(*outcome)
         ended_B = terminated_B | truncated_B
         self._return_B += reward_B
         self._reward.array[:] = reward_B
@@ -191,31 +199,13 @@ class HostWorld:
         self._success.array[:] = ended_B & self._succeeded(info)
         self._ended_task.array[:] = self._task.array
         self._return_B[ended_B] = 0
-        self._take_obs(obs, np.ones(self.num_worlds, bool))
-        if self._final is not None:
-            self._final.array[:] = self._obs.array
-            final_obs, told_B = told(info, "final_obs", self.num_worlds)
-            for i in np.flatnonzero(ended_B):
-                if not told_B[i]:
-                    raise HostError(f'{self.config.name} ended the episode of world {i} without info["final_obs"]')
-                self._final.array[i] = self._layout(np.asarray(final_obs[i]))
+        self._take_obs(obs)
         if ended_B.any():
+            self._take_final(info, ended_B)
             self._take_tasks(info, ended_B)
+        elif self._final is not None:
+            self._final.array[:] = self._obs.array
         self._send()
-
-    def _succeeded(self, info: Mapping[str, Any]) -> np.ndarray:
-        success_B, told_B = told(info.get("final_info", {}), "success", self.num_worlds)
-        result_B = self._return_B > self.config.success_return
-        if told_B.any():
-            result_B[told_B] = np.asarray(success_B)[told_B].astype(bool)
-        return result_B
-
-    def _take_obs(self, obs: Any, where_B: np.ndarray) -> None:
-        expected = (self.num_worlds, *self._layout.shape)
-        if not isinstance(obs, np.ndarray) or obs.shape != expected or obs.dtype != np.uint8:
-            have = f"{obs.dtype} {obs.shape}" if isinstance(obs, np.ndarray) else type(obs).__name__
-            raise HostError(f"{self.config.name} observed {have}: it must be uint8 {expected}, one image per world")
-        self._obs.array[where_B] = self._layout(obs)[where_B]
 
     def _checked(self, *arrays: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         reward_B, terminated_B, truncated_B = (np.asarray(array) for array in arrays)
@@ -226,6 +216,31 @@ class HostWorld:
             raise HostError(f"world {i} of {self.config.name} gave the reward {reward_B[i]}: it must be finite")
         return reward_B, terminated_B.astype(bool), truncated_B.astype(bool)
 
+    def _succeeded(self, info: Mapping[str, Any]) -> np.ndarray:
+        success_B, told_B = told(info.get("final_info", {}), "success", self.num_worlds)
+        result_B = self._return_B > self.config.success_return
+        if told_B.any():
+            result_B[told_B] = np.asarray(success_B)[told_B].astype(bool)
+        return result_B
+
+    def _take_obs(self, obs: Any) -> None:
+        expected = (self.num_worlds, *self._layout.shape)
+        if not isinstance(obs, np.ndarray) or obs.shape != expected or obs.dtype != np.uint8:
+            have = f"{obs.dtype} {obs.shape}" if isinstance(obs, np.ndarray) else type(obs).__name__
+            raise HostError(f"{self.config.name} observed {have}: it must be uint8 {expected}, one image per world")
+        self._obs.array[:] = self._layout(obs)
+
+    def _take_final(self, info: Mapping[str, Any], ended_B: np.ndarray) -> None:
+        """The last observation of each episode that ended; the new one of every other world."""
+        if self._final is None:
+            return
+        self._final.array[:] = self._obs.array
+        final_obs, told_B = told(info, "final_obs", self.num_worlds)
+        for i in np.flatnonzero(ended_B):
+            if not told_B[i]:
+                raise HostError(f'{self.config.name} ended the episode of world {i} without info["final_obs"]')
+            self._final.array[i] = self._layout(np.asarray(final_obs[i]))
+
     def _take_tasks(self, info: Mapping[str, Any], fresh_B: np.ndarray) -> None:
         """Learn which tasks began, and begin again where a world is pinned to another one."""
         if len(self.tasks) == 1:
@@ -233,21 +248,23 @@ class HostWorld:
         self._read_tasks(info, fresh_B)
         wrong_B = fresh_B & (self._pinned_B != OWN_LAW) & (self._pinned_B != self._task.array)
         for task in np.unique(self._pinned_B[wrong_B]):
-            mask_B = wrong_B & (self._pinned_B == task)
-            obs, info = self._call("reset", options=self._options(int(task)) | {"reset_mask": mask_B.copy()})
-            self._take_obs(obs, mask_B)
-            self._read_tasks(info, mask_B)
-            for started in self._task.array[mask_B]:
-                if started != task:
-                    raise ValueError(
-                        f"{self.config.name} does not let tasks be pinned: "
-                        f"it started task {started} when {task} was asked for by reset(options=...)"
-                    )
+            self._begin_again(int(task), wrong_B & (self._pinned_B == task))
 
-    def _options(self, task: int) -> dict[str, Any]:
-        if self._is_ours:
-            return {"map": int(self.tasks.map[task]), "object": int(self.tasks.object[task])}
-        return {"task": task}
+    def _begin_again(self, task: int, mask_B: np.ndarray) -> None:
+        name, options = self.config.name, {"task": task}
+        if self._has_table:
+            options = {"map": int(self.tasks.map[task]), "object": int(self.tasks.object[task])}
+        before = self._obs.array[~mask_B].copy()
+        obs, info = self._call("reset", options=options | {"reset_mask": mask_B.copy()})
+        self._take_obs(obs)
+        if (self._obs.array[~mask_B] != before).any():
+            raise HostError(f'{name} does not obey options["reset_mask"]: it began other worlds again as well')
+        self._read_tasks(info, mask_B)
+        for started in self._task.array[mask_B & (self._task.array != task)]:
+            raise HostError(
+                f"{name} does not let tasks be pinned: it began task {started} where reset(options=...) asked for "
+                f"{', '.join(f'{key} {value}' for key, value in options.items())}"
+            )
 
     def _read_tasks(self, info: Mapping[str, Any], fresh_B: np.ndarray) -> None:
         task_B, told_B = told(info, "task", self.num_worlds)
@@ -255,20 +272,23 @@ class HostWorld:
             task = task_B[i] if told_B[i] else None
             if not isinstance(task, int | np.integer) or not 0 <= task < len(self.tasks):
                 raise HostError(
-                    f'world {i} of {self.config.name} began an episode with info["task"] {task!r}: '
+                    f'world {i} of {self.config.name} began an episode with info["task"] {task}: '
                     f"it must be a whole number of 0..{len(self.tasks) - 1}"
                 )
             self._task.array[i] = task
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        self._answers = False
         try:
-            return getattr(self._vector, method)(*args, **kwargs)
+            result = getattr(self._vector, method)(*args, **kwargs)
         except HostError:
             raise
         except Exception as error:
-            dead = [i for i, p in enumerate(getattr(self._vector, "processes", ())) if not p.is_alive()]
+            dead = dead_processes(self._vector) if isinstance(error, EOFError | OSError) else []
             who = f"the process of world {', '.join(map(str, dead))} of " if dead else ""
             raise HostError(f"{who}{self.config.name} failed in {method}: {type(error).__name__}: {error}") from error
+        self._answers = True
+        return result
 
     def _wait_for_device(self) -> None:
         """Host arrays may be written only after the copies that read them."""
@@ -308,12 +328,14 @@ class HostWorld:
         self._pinned_B = np.where(one_hot_B, weights_Bn.argmax(1), OWN_LAW)
 
     def pin(self, task_B: np.ndarray) -> None:
-        task_B = np.asarray(task_B)
-        if task_B.shape != (self.num_worlds,) or task_B.min() < 0 or task_B.max() >= len(self.tasks):
+        """Give each world one task for good, from its next episode on."""
+        task_B, num_tasks = np.asarray(task_B), len(self.tasks)
+        one_each = task_B.shape == (self.num_worlds,) and task_B.dtype.kind in "iu"
+        if not one_each or task_B.min() < 0 or task_B.max() >= num_tasks:
             raise ValueError(
-                f"task is {task_B}: it must be {self.num_worlds} task ids of 0..{len(self.tasks) - 1}, one per world"
+                f"task is {task_B}: it must be {self.num_worlds} task ids of 0..{num_tasks - 1}, one per world"
             )
-        self.set_weights(np.eye(len(self.tasks))[task_B])
+        self.set_weights(np.eye(num_tasks)[task_B])
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
@@ -329,12 +351,5 @@ class HostWorld:
         self._begin()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._vector.close()
-        except Exception:  # a process that died cannot take part in closing
-            for process in getattr(self._vector, "processes", ()):
-                process.terminate()
-            self._vector.closed = True
+        if not self._vector.closed:
+            shut(self._vector, self._answers)

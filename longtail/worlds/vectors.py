@@ -5,9 +5,11 @@ import importlib
 import inspect
 import os
 import signal
-from collections.abc import Callable
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import connection
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -37,11 +39,11 @@ def find_spec(name: str) -> EnvSpec:
     except ImportError as error:
         raise ValueError(f"world is {name!r}: module {module!r} cannot be imported: {error}") from error
     except gym.error.Error as error:
-        near = difflib.get_close_matches(env_id, gym.registry, n=3)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        near = difflib.get_close_matches(env_id, gym.registry, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
-            f"world is {name!r}: no such environment is registered; {hint}"
-            f"An environment of a package that registers it on import is gym:<module>:<id>"
+            f"world is {name!r}: {hint}It must be gym:<id> of a registered environment, "
+            f"or gym:<module>:<id> with the module that registers it"
         ) from error
 
 
@@ -66,8 +68,6 @@ def image_layout(name: str, space: gym.Space[Any], channels: Channels) -> ImageL
             f"{name} observes {space}: it must be images, Box uint8 of shape (H, W), (H, W, C), (stack, H, W) or "
             f"(stack, H, W, C); wrap it so that it gives images (gymnasium.wrappers.AddRenderObservation, say)"
         )
-    if channels not in ("auto", "first", "last"):
-        raise ValueError(f"channels is {channels!r}: it must be auto, first or last")
     shape = space.shape
     image = shape[-3:]
     first = len(shape) > 2 and (channels == "first" or (channels == "auto" and image[0] < image[-1]))
@@ -84,20 +84,24 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.label = f"world {index} of {name}"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, info = self._try(lambda: self.env.reset(seed=seed, options=options), "reset")
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._raised("reset", error) from error
         return self._checked(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self._try(lambda: self.env.step(action), "step")
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            reward = float(reward)
+        except Exception as error:
+            raise self._raised("step", error) from error
         # A copy, since the environment may draw the next episode's first frame into the same array.
         obs = self._checked(obs).copy() if terminated or truncated else self._checked(obs)
         return obs, reward, terminated, truncated, info
 
-    def _try(self, function: Callable[[], Any], what: str) -> Any:
-        try:
-            return function()
-        except Exception as error:
-            raise HostError(f"{self.label} raised in {what}: {type(error).__name__}: {error}") from error
+    def _raised(self, where: str, error: Exception) -> HostError:
+        return HostError(f"{self.label} raised in {where}: {type(error).__name__}: {error}")
 
     def _checked(self, obs: Any) -> np.ndarray:
         image: np.ndarray = np.asarray(obs)
@@ -111,7 +115,7 @@ def make_one(spec: EnvSpec, keywords: dict[str, Any], name: str, index: int, hom
     """One copy of the environment; in a process of its own if this is not the process `home`."""
     if os.getpid() != home:
         torch.set_num_threads(1)  # OpenMP does not survive a fork
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes its worlds after saving
+        os.setpgrp()  # Ctrl-C and signals to the run's group are for the run, which closes its worlds after saving
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Guard(gym.make(spec, **({"disable_env_checker": True} | keywords)), name, index)
 
@@ -119,8 +123,6 @@ def make_one(spec: EnvSpec, keywords: dict[str, Any], name: str, index: int, hom
 def make_vector(name: str, keywords: dict[str, Any], mode: Vectorization, num_worlds: int) -> Vector:
     """B copies that reset in the same step: the environment's own vector form, one process, or one each."""
     spec = find_spec(name)
-    if mode not in ("auto", "own", "sync", "async"):
-        raise ValueError(f"vectorization is {mode!r}: it must be auto, own, sync or async")
     try:
         if mode == "own" or (mode == "auto" and spec.vector_entry_point is not None and not spec.additional_wrappers):
             vector = _make_own(spec, keywords, num_worlds)
@@ -136,6 +138,8 @@ def make_vector(name: str, keywords: dict[str, Any], mode: Vectorization, num_wo
         return SyncVectorEnv(one, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
     except Exception as error:
         what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        if mode == "async" and isinstance(error, EOFError | ConnectionError):
+            what += ": a process ended before it had made its environment"
         raise ValueError(f"{name} cannot be made with vectorization={mode}: {what}") from error
 
 
@@ -168,3 +172,36 @@ def _attribute(env: gym.Env[Any, Any], name: str) -> Any:
         return env.get_wrapper_attr(name)
     except AttributeError:
         return None
+
+
+def told(info: Mapping[str, Any], key: str, num_worlds: int) -> tuple[Any, np.ndarray]:
+    """What a vector environment's info says under a key, and of which worlds it says it."""
+    if key not in info:
+        return None, np.zeros(num_worlds, bool)
+    return info[key], np.asarray(info.get(f"_{key}", np.ones(num_worlds, bool)), bool)
+
+
+def dead_processes(vector: Vector) -> list[int]:
+    """Which worlds' processes have ended."""
+    processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
+    # A sentinel tells at once; is_alive lags behind the closing of the pipe that made somebody ask.
+    ended = connection.wait([process.sentinel for process in processes], timeout=1) if processes else []
+    return [i for i, process in enumerate(processes) if process.sentinel in ended]
+
+
+def shut(vector: Vector, answers: bool) -> None:
+    """Close. Processes that were left in the middle of a call are ended, since their answers may never come."""
+    processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
+    failure = None
+    try:
+        if answers or not processes:
+            vector.close()
+    except Exception as error:  # what was learned is saved by now, and an error that led here matters more
+        failure = f"an environment failed in close: {type(error).__name__}: {error}"
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+    vector.closed = True
+    if failure:
+        warnings.warn(failure, RuntimeWarning, stacklevel=3)
