@@ -10,6 +10,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
+# Where the demo's run is; a new demo beside an old one: make demo DEMO=runs/demo-2
+DEMO ?= runs/demo
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MADE_FOR := $(CURDIR) $(TORCH)
@@ -24,8 +27,8 @@ help:  ## list these targets
 setup: $(READY)  ## make the virtual environment, or bring it up to date
 
 demo: $(READY)  ## train and evaluate an agent on gridworld-small: a few minutes on two cores
-	$(BIN)/longtail train gridworld-small --out runs/demo
-	$(BIN)/longtail eval runs/demo
+	$(BIN)/longtail train gridworld-small --out $(DEMO)
+	$(BIN)/longtail eval $(DEMO)
 	@printf '%s\n' '' \
 	  'More to try, after `. $(BIN)/activate`:' \
 	  '  longtail play gridworld-small              the same tasks, played by you' \
@@ -57,7 +60,7 @@ figures: $(READY)  ## draw the pictures of the docs again, from the worlds and f
 	$(BIN)/python docs/figures.py
 
 clean:  ## remove the virtual environment, caches, built packages and the demo's run; other runs stay
-	rm -rf $(VENV) dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find longtail tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment made in another place or with another PyTorch is brought up to date, too.
