@@ -80,8 +80,8 @@ class RunConfig:
 def check_method(method: str) -> None:
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"method is {method!r}: {hint}It must be one of {', '.join(METHODS)}")
+        hint = f"did you mean {near[0]}? It" if near else "it"
+        raise ValueError(f"method is {method!r}: {hint} must be one of {', '.join(METHODS)}")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -116,7 +116,7 @@ def from_json(text: str) -> RunConfig:
     a default taken from this version would be another run.
     """
     tree = json.loads(text)
-    name = _entry(_entry(tree, "world"), "name")
+    name = _entry(_entry(tree, "world"), "name", "world.")
     world = HostConfig if str(name).startswith("gym:") else type(WORLDS.get(str(name), GridworldConfig()))
     parts = {"world": world, "agent": AgentConfig, "impala": ImpalaConfig}
     return _build(
@@ -124,16 +124,16 @@ def from_json(text: str) -> RunConfig:
     )
 
 
-def _entry(tree: Any, name: str) -> Any:
+def _entry(tree: Any, name: str, prefix: str = "") -> Any:
     if not isinstance(tree, dict) or name not in tree:
-        raise ValueError(f"{name} is missing")
+        raise ValueError(f"{prefix}{name} is missing")
     return tree[name]
 
 
 def _build(kind: Any, tree: Any, prefix: str = "") -> Any:
     hints, values = get_type_hints(kind), {}
     for f in dataclasses.fields(kind):
-        value = _entry(tree, f.name)
+        value = _entry(tree, f.name, prefix)
         values[f.name] = tuple(value) if isinstance(value, list) else value
         # Parts come here as built and checked; a world of somebody's own is not in the annotation.
         if not dataclasses.is_dataclass(value) and not _fits(values[f.name], hints[f.name]):

@@ -185,7 +185,7 @@ class ProgressDisplay:
     def row(self, row: Row) -> None:
         shares = {name: percent(row[f"accuracy_{name}"]) for name in zipf.GROUPS}
         colored = "  ".join(f"{name} [{COLORS[name]}]{share}[/]" for name, share in shares.items())
-        rate = f"[cyan]{row['steps_per_second']:,.0f} steps/s[/]"
+        rate = f"[cyan]{row['steps_per_second']:,.0f}/s[/]"
         self.last_row = f"{rate}  success {percent(row['accuracy'])}  {colored}"
         self._refresh()
         if not self.console.is_terminal:

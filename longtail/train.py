@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -114,6 +115,9 @@ class Trainer:
             for name, tensor in live.items():
                 if not name.startswith("world.") and name != "generator":
                     tensor.copy_(state[name])
+            # A world on the host cannot be saved within an episode: it begins a new one, before which nothing was done.
+            self.rollout.last_action[-1].masked_fill_(self.world.first, self.agent.no_action)
+            self.rollout.last_reward[-1].masked_fill_(self.world.first, 0)
         self.generator.set_state(state["generator"])
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -175,6 +179,7 @@ class Session:
     def __init__(self, trainer: Trainer, run: Path, console: Console) -> None:
         self.trainer, self.run, self.console, self.config = trainer, run, console, trainer.config
         self.name, self.earlier_seconds, self.saved_at = escape(str(run)), 0.0, -1
+        self.logged = trainer.counters.read()  # at the last row of metrics.jsonl
         found = checkpoint.load_own(
             run, fingerprint(self.config), lambda message: self.say(f"[yellow]{escape(message)}[/]")
         )
@@ -187,6 +192,7 @@ class Session:
                 )
             trainer.load_state_dict(state)
             self.earlier_seconds, self.saved_at = meta["seconds"], trainer.step
+            self.logged = {name: np.array(value) for name, value in meta["logged"].items()}
         self.step = trainer.step
 
     def say(self, text: str) -> None:
@@ -206,7 +212,7 @@ class Session:
             self.say(f"going on from step {self.step:,} of {config.steps:,}")
         where = f"{config.impala.worlds} worlds, {trainer.device.type}, {str(trainer.dtype).removeprefix('torch.')}"
         self.say(f"training [bold]{config.method}[/] on [bold]{escape(config.world.name)}[/], {where} -> {self.name}")
-        self.began_at, self.before = self.step, trainer.counters.read()
+        self.began_at = self.step
         self.manifest = runfolder.add_session(self.run, trainer.device, trainer.dtype, self.step)
         self.writer, self.speed = MetricsWriter(self.run, self.step), Speed(self.step)
         self.display = ProgressDisplay(self.console, self.run.name, self.step, config.steps)
@@ -246,6 +252,7 @@ class Session:
         self.trainer.check_finite()
         meta = {"run": fingerprint(self.config), "seconds": self._seconds(), **self.trainer.interface()}
         meta["device"] = self.trainer.device.type
+        meta["logged"] = {name: value.tolist() for name, value in self.logged.items()}
         checkpoint.save_checkpoint(self.run, self.step, self.trainer.state_dict(), meta, self.config.keep_checkpoints)
         self.saved_at = self.step
         self.display.saved(self.step)
@@ -254,11 +261,11 @@ class Session:
         now = self.trainer.counters.read()
         self.trainer.check_finite()
         row = {"step": self.step, "time": self._seconds(), "steps_per_second": round(self.speed.lap(self.step), 1)}
-        row |= summarize(self.before, now, self.trainer.world.tasks)
+        row |= summarize(self.logged, now, self.trainer.world.tasks)
         row["learning_rate"] = float(f"{float(self.trainer.optimizer.param_groups[0]['lr']):.6g}")
         self.writer.write(row)
         self.display.row(row)
-        self.before = now
+        self.logged = now
 
     def _seconds(self) -> float:
         """Of training, over all sessions."""

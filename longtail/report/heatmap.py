@@ -32,11 +32,15 @@ def heatmap_png(eval_csv: Path, title: str = "") -> bytes:
     _panel(left, success, "success in %", "YlGnBu", (0, 100), font, lambda v: f"{v:.0f}")
     log_visits = np.log10(visits + 1)
     _panel(right, log_visits, "episodes in training", "Oranges", (0, np.nanmax(log_visits)), font, _power)
-    axis = "map" if _has_objects(rows) else f"tasks, {SINGLE_ROW} in a row"
+    axis = "map" if _has_objects(rows) else f"task, {SINGLE_ROW} in a row" if height > 1 else ""
     for axes in (left, right):
         axes.set(ylabel=axis, xlabel="object" if _has_objects(rows) else "")
-        _outline(axes, rare)
-    figure.suptitle(title, fontsize=min(11.0, 130 * size[0] / max(len(title), 1) / 9), fontweight="bold")
+        if not rare.all():
+            _outline(axes, rare)
+    # As large as fits: a character is about 0.6 of the font's size wide.
+    figure.suptitle(title, fontsize=min(12.0, size[0] * 72 / (0.6 * max(len(title), 1))), fontweight="bold")
+    if not rare.all():
+        figure.supxlabel("outlined: the rare set", fontsize=8, color="crimson")
     data = io.BytesIO()
     figure.savefig(data, dpi=150, format="png")
     return data.getvalue()
