@@ -227,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
 
         console.print(f"longtail {__version__}")
         return 0
+    if "" not in sys.path:
+        sys.path.append("")  # gym:<module>:<id> finds modules of the current folder, as `python -m` does
     try:
         if argv[0] not in COMMANDS:
             near = difflib.get_close_matches(argv[0], COMMANDS, n=1)

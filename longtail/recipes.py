@@ -31,7 +31,8 @@ def gridworld_small(name: str = "gridworld-small", method: str = "impala", prese
 def hosted(name: str, method: str = "impala", preset: Preset = "default") -> RunConfig:
     """Any Gymnasium environment: fewer worlds, since each costs Python."""
     run = gridworld("gridworld", method, preset)
-    return replace(run, world=world_config(name), impala=replace(run.impala, worlds=8), steps=1_000_000)
+    run = replace(run, world=world_config(name), impala=replace(run.impala, worlds=8), steps=1_000_000)
+    return replace(run, log_every=10_000, checkpoint_every=100_000)  # such worlds can be slow
 
 
 def recipe(world: str, method: str = "impala", preset: Preset = "default") -> RunConfig:

@@ -367,7 +367,7 @@ def test_nonsense_of_a_vector_of_its_own(change: Callable[[Any], Any], message: 
         world.step(torch.zeros(3, dtype=torch.int64))
 
 
-RAISED = "raised in step: KeyError: 'lost'"
+RAISED = r"raised in step: KeyError: 'lost' \(toy_envs\.py:\d+\)$"
 NAN = "gave the reward nan: it must be finite"
 SHAPE = r"observed uint8 \(19, 30\): it declares uint8 \(20, 30\)"
 

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from longtail import worlds
 from longtail.agents.agent import Agent, AgentConfig
+from longtail.config import RunConfig
+from longtail.evaluate import play_episodes
 from longtail.impala.act import Rollout, act
-from longtail.trained import choose
+from longtail.impala.learn import ImpalaConfig
+from longtail.trained import TrainedAgent, choose
 from longtail.worlds import GridworldConfig, World
 
 T, B, ROLLOUTS = 5, 4, 4
@@ -169,6 +172,81 @@ def test_a_trained_agent_samples_alike(device: str) -> None:
     logits_BA = agent.policy.bias.detach().expand(10_000, -1)
     assert frequencies_fit(choose(logits_BA, generator, greedy=False).cpu().numpy(), probability_A)
     assert (choose(logits_BA, generator, greedy=True) == probability_A.argmax()).all()
+
+
+def decisive(device: str) -> TrainedAgent:
+    """Untrained, but with weights so large that what it did and received last changes what it does next."""
+    agent, world = build("counting", device)
+    with torch.no_grad():
+        for p in (agent.lstm.input.weight, agent.policy.weight):
+            p *= 10
+    run = RunConfig(impala=ImpalaConfig(reward_clip=0.25))
+    return TrainedAgent(run, agent, 0, np.zeros(3), world.device, torch.Generator(device), world.obs_shape)
+
+
+def test_a_trained_agent_acts_as_it_did_in_training(device: str) -> None:
+    """From frames, rewards and starts alone; the best action is that of a plain loop over the same actions."""
+    trained, (_, world) = decisive(device), build("counting", device)
+    world.reset(0)
+    actions, state = [], None
+    for _ in range(60):
+        obs, reward, first = (x.cpu().numpy() for x in (world.observe(), world.reward, world.first))
+        action, state = trained.act(obs, state, reward=reward, first=first, greedy=True)
+        actions.append(torch.from_numpy(np.asarray(action)).to(device))
+        world.step(actions[-1])
+    check_best(trained, world, actions)
+
+
+def test_a_trained_agent_acts_alike_in_one_world(device: str) -> None:
+    """No state starts an episode: whatever reward came last belongs to the episode before."""
+    trained, (_, world) = decisive(device), build("counting", device, num_worlds=1)
+    world.reset(0)
+    actions, state = [], None
+    for _ in range(60):
+        state = None if bool(world.first) else state
+        action, state = trained.act(world.observe()[0].cpu().numpy(), state, reward=float(world.reward), greedy=True)
+        actions.append(torch.tensor([action], device=device))
+        world.step(actions[-1])
+    check_best(trained, world, actions)
+
+
+def check_best(trained: TrainedAgent, world: World, actions: list[Tensor]) -> None:
+    world.reset(0)
+    rows = replay(trained.agent, world, torch.stack(actions), clip=0.25)[:-1]
+    best = torch.stack([row["logits"].argmax(-1) for row in rows])
+    assert torch.equal(torch.stack(actions), best)
+    # The test would say nothing of an agent that pays no attention.
+    for change in ("last_action", "last_reward"):
+        other = {"last_action": 0, "last_reward": 5.0}[change]
+        changed = []
+        for row in rows:
+            given = row | {change: torch.full_like(row[change], other)}
+            with torch.no_grad():
+                h_BH, c_BH = given["h"].clone(), given["c"].clone()
+                logits_BA = trained.agent.step(
+                    given["obs"], given["first"], given["last_action"], given["last_reward"], h_BH, c_BH
+                )
+            changed.append(logits_BA.argmax(-1))
+        assert not torch.equal(torch.stack(changed), best), change
+
+
+def test_evaluation_acts_as_in_training(device: str) -> None:
+    trained, (_, world) = decisive(device), build("counting", device, num_worlds=40)
+    world.reset(0)
+    success_B, return_B = play_episodes(trained, world, greedy=True)
+    world.reset(0)
+    expected_B, alive_B = torch.zeros(40, device=device), torch.ones(40, dtype=torch.bool, device=device)
+    state, successes_B = None, torch.zeros_like(alive_B)
+    while alive_B.any():
+        obs, reward, first = (x.cpu().numpy() for x in (world.observe(), world.reward, world.first))
+        action, state = trained.act(obs, state, reward=reward, first=first, greedy=True)
+        world.step(torch.from_numpy(np.asarray(action)).to(device))
+        expected_B += world.reward * alive_B
+        successes_B |= world.success & alive_B
+        alive_B &= ~world.first
+    np.testing.assert_array_equal(return_B, expected_B.cpu())
+    np.testing.assert_array_equal(success_B, successes_B.cpu())
+    assert len(np.unique(return_B)) > 5
 
 
 def test_the_generator_alone_decides_the_actions(device: str) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from longtail.agents.encoder import ENCODERS, Kind, Weights
+from longtail.agents.encoder import ENCODERS, Activations, Kind, Weights
 from longtail.agents.lstm import MemoryLSTM, Read
+from longtail.agents.precision import products
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,32 @@ class Agent(nn.Module):
         c_BH: Tensor,
         weights: Weights | None = None,
         read: Read | None = None,
+        tape: list[Activations] | None = None,
     ) -> Tensor:
-        """Policy logits for one step of acting; h and c move on in place."""
-        p_BP = self.describe(self.encoder(obs_BHWC, weights), last_action_B, last_reward_B)
-        h, c = self.lstm.step(p_BP, (~first_B)[:, None].to(h_BH.dtype), h_BH, c_BH, read)
+        """Policy logits for one step of acting; h and c move on in place. With a tape, `unroll` can use this pass."""
+        if tape is None:
+            embedding_BD = self.encoder(obs_BHWC, weights)
+        else:
+            tape.append(self.encoder.layers(obs_BHWC, weights))
+            embedding_BD = tape[-1][-1].float()
+        p_BP = self.describe(embedding_BD, last_action_B, last_reward_B)
+        with products(self.encoder.dtype):
+            h, c = self.lstm.step(p_BP, torch.logical_not(first_B).to(h_BH.dtype)[:, None], h_BH, c_BH, read)
         h_BH.copy_(h)
         c_BH.copy_(c)
-        return self.policy(h)
+        return self.logits(h)
+
+    def logits(self, h_NH: Tensor) -> Tensor:
+        with products(self._head_dtype(h_NH)):
+            return self.policy(h_NH)
+
+    def values(self, h_NH: Tensor) -> Tensor:
+        with products(self._head_dtype(h_NH)):
+            return self.value(h_NH)[..., 0]
+
+    def _head_dtype(self, h_NH: Tensor) -> torch.dtype:
+        """Rounding to TF32 costs little and saves time on a GPU; to bf16, on a CPU, it would be the other way round."""
+        return self.encoder.dtype if h_NH.is_cuda else torch.float32
 
     def unroll(
         self,
@@ -87,8 +107,19 @@ class Agent(nn.Module):
         h_BH: Tensor,
         c_BH: Tensor,
         read: Read | None = None,
+        tape: list[Activations] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """h and c after each of T steps, for learning; gives what T calls of `step` give."""
-        embedding_TBD = self.encoder(obs_TBHWC.flatten(0, 1)).unflatten(0, first_TB.shape)
-        p_TBP = self.describe(embedding_TBD, last_action_TB, last_reward_TB)
-        return self.lstm.unroll(p_TBP, (~first_TB)[..., None].to(h_BH.dtype), h_BH, c_BH, read)
+        """h and c after each of T steps, for learning; gives what T calls of `step` give.
+
+        A tape of the first T - 1 steps saves encoding them again; no gradient flows into the last one's image then.
+        """
+        embedding_TBD = self.encoder(obs_TBHWC.flatten(0, 1)) if tape is None else self._replay(obs_TBHWC, tape)
+        p_TBP = self.describe(embedding_TBD.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
+        with products(self.encoder.dtype):
+            return self.lstm.unroll(p_TBP, (~first_TB)[..., None].to(h_BH.dtype), h_BH, c_BH, read)
+
+    def _replay(self, obs_TBHWC: Tensor, tape: list[Activations]) -> Tensor:
+        weights = self.encoder.prepare()
+        with torch.no_grad():
+            last_BD = self.encoder(obs_TBHWC[-1], weights)
+        return torch.cat([self.encoder.replay(obs_TBHWC[:-1].flatten(0, 1), tape, weights), last_BD])

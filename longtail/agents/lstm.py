@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longtail.agents.precision import products
+
 # A memory read: (p [B, P], h [B, H]) -> m [B, M]; h is the state before the step, after the reset (Eq. 6).
 Read = Callable[[Tensor, Tensor], Tensor]
 
@@ -20,32 +22,11 @@ def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Ten
         return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
     gates_BG = x_gates_BG + h_gates_BG
     i, f, g, o = gates_BG.chunk(4, -1)
-    size = c_BH.shape[-1]
-    gates_BG[:, : 2 * size].sigmoid_()
+    gates_BG[:, : 2 * c_BH.shape[-1]].sigmoid_()
     g.tanh_()
     o.sigmoid_()
     c = torch.addcmul(f * c_BH, i, g)
     return o * c.tanh(), c, gates_BG
-
-
-def lstm_cell_backward(
-    dh_BH: Tensor, dc_BH: Tensor, c_BH: Tensor, new_c_BH: Tensor, gates_BG: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the gates (before activation) and of c, from those of the cell's two outputs."""
-    if dh_BH.is_cuda:
-        backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
-        dgates_BG, dc_before, _ = backward(dh_BH, dc_BH, c_BH, new_c_BH, gates_BG, False)
-        return dgates_BG, dc_before
-    i, f, g, o = gates_BG.chunk(4, -1)
-    tanh_c = new_c_BH.tanh()
-    dc = torch.addcmul(dc_BH, dh_BH * o, 1 - tanh_c * tanh_c)
-    dgates_BG = torch.empty_like(gates_BG)
-    di, df, dg, do = dgates_BG.chunk(4, -1)
-    torch.mul(dc * g, i * (1 - i), out=di)
-    torch.mul(dc * c_BH, f * (1 - f), out=df)
-    torch.mul(dc * i, 1 - g * g, out=dg)
-    torch.mul(dh_BH * tanh_c, o * (1 - o), out=do)
-    return dgates_BG, dc * f
 
 
 class _Unroll(torch.autograd.Function):
@@ -56,33 +37,69 @@ class _Unroll(torch.autograd.Function):
         ctx: Any, x_gates_TBG: Tensor, weight_HG: Tensor, keep_TB1: Tensor, h_BH: Tensor, c_BH: Tensor
     ) -> tuple[Tensor, Tensor]:
         h_in, c_in, c_out, gates, h_out = [], [], [], [], []
-        for x_gates_BG, keep_B1 in zip(x_gates_TBG, keep_TB1, strict=True):
+        for x_gates_BG, keep_B1 in zip(x_gates_TBG.unbind(), keep_TB1.unbind(), strict=True):
             h_in.append(h_BH * keep_B1)
             c_in.append(c_BH * keep_B1)
             h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in[-1] @ weight_HG, c_in[-1])
             c_out.append(c_BH)
             gates.append(gates_BG)
             h_out.append(h_BH)
-        ctx.steps = h_in, c_in, c_out, gates
-        ctx.save_for_backward(weight_HG, keep_TB1)
         c_TBH = torch.stack(c_out)
+        ctx.save_for_backward(weight_HG, keep_TB1, torch.stack(h_in), torch.stack(c_in), c_TBH, torch.stack(gates))
         ctx.mark_non_differentiable(c_TBH)
         return torch.stack(h_out), c_TBH
 
     @staticmethod
     def backward(ctx: Any, dh_TBH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        weight_HG, keep_TB1 = ctx.saved_tensors
-        h_in, c_in, c_out, gates = ctx.steps
-        weight_GH = weight_HG.t()
-        dgates: list[Tensor] = [weight_HG] * len(h_in)
-        dh_BH, dc_BH = torch.zeros_like(c_in[0]), torch.zeros_like(c_in[0])
-        for t in reversed(range(len(h_in))):
-            dgates[t], dc_BH = lstm_cell_backward(dh_TBH[t] + dh_BH, dc_BH, c_in[t], c_out[t], gates[t])
-            dh_BH = (dgates[t] @ weight_GH) * keep_TB1[t]
-            dc_BH = dc_BH * keep_TB1[t]
-        dgates_TBG = torch.stack(dgates)
-        dweight_HG = torch.cat(h_in).t() @ dgates_TBG.flatten(0, 1)
+        weight_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
+        backward = _backward_cuda if dh_TBH.is_cuda else _backward_cpu
+        dgates_TBG = backward(dh_TBH, weight_HG.t(), keep_TB1, c_in_TBH, c_TBH, gates_TBG)
+        dweight_HG = h_in_TBH.flatten(0, 1).t() @ dgates_TBG.flatten(0, 1)
         return dgates_TBG, dweight_HG, None, None, None
+
+
+def _backward_cuda(
+    dh_TBH: Tensor, weight_GH: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor
+) -> Tensor:
+    """Gradient of the gates before their activation, step by step with the fused cell."""
+    cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+    dgates: list[Tensor] = [gates_TBG[0]] * len(dh_TBH)
+    dh_BH, dc_BH = torch.zeros_like(c_TBH[0]), torch.zeros_like(c_TBH[0])
+    for t in reversed(range(len(dgates))):
+        dgates[t], dc_BH, _ = cell_backward(dh_TBH[t] + dh_BH, dc_BH, c_in_TBH[t], c_TBH[t], gates_TBG[t], False)
+        dh_BH = (dgates[t] @ weight_GH) * keep_TB1[t]
+        dc_BH = dc_BH * keep_TB1[t]
+    return torch.stack(dgates)
+
+
+def _backward_cpu(
+    dh_TBH: Tensor, weight_GH: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor
+) -> Tensor:
+    """The same, with everything that is not recurrent computed for all steps at once: few small operations a step."""
+    T, B, H = c_TBH.shape
+    i, f, g, o = gates_TBG.view(T, B, 4, H).unbind(2)
+    tanh_c_TBH = c_TBH.tanh()
+    c_of_h_TBH = o * (1 - tanh_c_TBH * tanh_c_TBH)  # dc / dh through the output
+    o_of_h_TBH = tanh_c_TBH * o * (1 - o)
+    ifg_of_c_TB3H = torch.stack([g * i * (1 - i), c_in_TBH * f * (1 - f), i * (1 - g * g)], 2)
+    before_of_c_TBH = f * keep_TB1
+    dgates_TBG = torch.empty_like(gates_TBG)
+    dgates_TB4H = dgates_TBG.view(T, B, 4, H)
+    steps = zip(
+        dh_TBH.unbind(), c_of_h_TBH.unbind(), o_of_h_TBH.unbind(), ifg_of_c_TB3H.unbind(), before_of_c_TBH.unbind(),
+        keep_TB1.unbind(), dgates_TBG.unbind(), dgates_TB4H[:, :, :3].unbind(), dgates_TB4H[:, :, 3].unbind(),
+        strict=True,
+    )  # fmt: skip
+    dh_BH, dc_BH = torch.zeros_like(c_TBH[0]), torch.zeros_like(c_TBH[0])
+    for dh_out, c_of_h, o_of_h, ifg_of_c, before_of_c, keep, dgates, difg, do in reversed(list(steps)):
+        dh_BH += dh_out
+        dc_BH.addcmul_(dh_BH, c_of_h)
+        torch.mul(dh_BH, o_of_h, out=do)
+        torch.mul(dc_BH[:, None], ifg_of_c, out=difg)
+        dc_BH *= before_of_c
+        torch.mm(dgates, weight_GH, out=dh_BH)
+        dh_BH *= keep
+    return dgates_TBG
 
 
 class MemoryLSTM(nn.Module):
@@ -106,7 +123,9 @@ class MemoryLSTM(nn.Module):
         h_BH, c_BH = h_BH * keep_B1, c_BH * keep_B1
         x_gates_BG = self.input(p_BP)
         if read is not None:
-            x_gates_BG = x_gates_BG + read(p_BP, h_BH) @ self.memory
+            with products(torch.float32):  # acting and learning must find the same neighbours
+                m_BM = read(p_BP, h_BH)
+            x_gates_BG = x_gates_BG + m_BM @ self.memory
         h_BH, c_BH, _ = lstm_cell(x_gates_BG, h_BH @ self.hidden, c_BH)
         return h_BH, c_BH
 

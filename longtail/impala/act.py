@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from longtail.agents.agent import Agent
+from longtail.agents.encoder import Activations
 from longtail.agents.lstm import Read
 from longtail.worlds.world import World
 
@@ -35,12 +36,17 @@ class Rollout:
     h: Tensor  # float32 [B, H]: the LSTM state now
     c: Tensor
 
+    # What the encoder computed for each step, for a learner that still has the same parameters; else None.
+    tape: list[Activations] | None = None
+
     @property
     def unroll(self) -> int:
         return len(self.action)
 
     @staticmethod
-    def empty(world: World, agent: Agent, unroll: int, final_obs: bool = False) -> "Rollout":
+    def empty(
+        world: World, agent: Agent, unroll: int, final_obs: bool = False, keep_tape: bool = False
+    ) -> "Rollout":
         T, B = unroll, world.num_worlds
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,6 +68,7 @@ class Rollout:
             c_before=new(B, agent.hidden_dim),
             h=new(B, agent.hidden_dim),
             c=new(B, agent.hidden_dim),
+            tape=[] if keep_tape and agent.encoder.can_replay else None,
         )
 
     def carry(self) -> dict[str, Tensor]:
@@ -86,11 +93,17 @@ def act(
     r.c_before.copy_(r.c)
     r.last_action[0].copy_(r.last_action[-1])
     r.last_reward[0].copy_(r.last_reward[-1])
+    if r.tape is not None:
+        r.tape.clear()
     # The largest of logit + Gumbel noise is a sample of the policy: -log of exponential noise, drawn once for T steps.
     noise_TBA = torch.empty_like(r.logits).exponential_(generator=generator).log_()
+    zero = torch.zeros((), device=world.device)
+    none = torch.full((), agent.no_action, device=world.device)
     for t in range(r.unroll):
         _record_state(world, r, t)
-        logits_BA = agent.step(r.obs[t], world.first, r.last_action[t], r.last_reward[t], r.h, r.c, weights, read)
+        logits_BA = agent.step(
+            r.obs[t], world.first, r.last_action[t], r.last_reward[t], r.h, r.c, weights, read, r.tape
+        )
         r.logits[t].copy_(logits_BA)
         torch.argmax(logits_BA - noise_TBA[t], -1, out=r.action[t])
         world.step(r.action[t])
@@ -99,10 +112,9 @@ def act(
         r.success[t].copy_(world.success)
         if r.final_obs is not None:
             world.observe_final(r.final_obs[t])
-        r.last_action[t + 1].copy_(r.action[t]).masked_fill_(world.first, agent.no_action)
-        torch.mul(world.reward, ~world.first, out=r.last_reward[t + 1])
-        if reward_clip:
-            r.last_reward[t + 1].clamp_(-reward_clip, reward_clip)
+        reward_B = world.reward.clamp(-reward_clip, reward_clip) if reward_clip else world.reward
+        torch.where(world.first, none, r.action[t], out=r.last_action[t + 1])
+        torch.where(world.first, zero, reward_B, out=r.last_reward[t + 1])
     _record_state(world, r, r.unroll)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from longtail.agents.agent import Agent
 from longtail.agents.lstm import Read
+from longtail.agents.precision import products
 from longtail.impala.act import Rollout
 from longtail.impala.losses import Losses, impala_losses, log_probability
 from longtail.impala.vtrace import vtrace
@@ -87,9 +88,9 @@ def schedule(optimizer: torch.optim.Optimizer, config: ImpalaConfig, iteration: 
 def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: Read | None = None) -> Losses:
     """IMPALA's losses on a rollout (before their weights)."""
     r = rollout
-    h_TBH, c_TBH = agent.unroll(r.obs, r.first, r.last_action, r.last_reward, r.h_before, r.c_before, read)
-    logits_TBA = agent.policy(h_TBH[:-1])
-    value_T1B = agent.value(h_TBH)[..., 0]
+    h_TBH, c_TBH = agent.unroll(r.obs, r.first, r.last_action, r.last_reward, r.h_before, r.c_before, read, r.tape)
+    logits_TBA = agent.logits(h_TBH[:-1])
+    value_T1B = agent.values(h_TBH)
     with torch.no_grad():
         reward_TB = r.reward.clamp(-config.reward_clip, config.reward_clip) if config.reward_clip else r.reward
         if r.final_obs is not None:
@@ -109,7 +110,7 @@ def _value_at_time_limit(
     p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
     p_NP, h_NH, c_NH = (x.flatten(0, 1) for x in (p_TBP, h_TBH, c_TBH))
     h, _ = agent.lstm.step(p_NP, torch.ones_like(p_NP[:, :1]), h_NH, c_NH)
-    return agent.value(h)[..., 0].view_as(reward_TB) * rollout.truncated
+    return agent.values(h).view_as(reward_TB) * rollout.truncated
 
 
 def learn(
@@ -123,7 +124,9 @@ def learn(
     losses = compute_losses(agent, rollout, config, read)
     loss = losses.policy + config.value_cost * losses.value + config.entropy_cost * losses.entropy
     parameters = list(agent.parameters())
-    for p, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+    with products(agent.encoder.dtype):
+        grads = torch.autograd.grad(loss, parameters)
+    for p, grad in zip(parameters, grads, strict=True):
         p.grad = grad
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     optimizer.step()

@@ -5,11 +5,13 @@ import importlib
 import inspect
 import os
 import signal
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -100,8 +102,10 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         obs = self._checked(obs).copy() if terminated or truncated else self._checked(obs)
         return obs, reward, terminated, truncated, info
 
-    def _raised(self, where: str, error: Exception) -> HostError:
-        return HostError(f"{self.label} raised in {where}: {type(error).__name__}: {error}")
+    def _raised(self, method: str, error: Exception) -> HostError:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        where = f"{Path(frame.f_code.co_filename).name}:{line}"
+        return HostError(f"{self.label} raised in {method}: {type(error).__name__}: {error} ({where})")
 
     def _checked(self, obs: Any) -> np.ndarray:
         image: np.ndarray = np.asarray(obs)

@@ -1,0 +1,290 @@
+"""The gradient step: losses by plain loops, RMSProp and clipping by hand, the schedule, time limits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from counting import CountingConfig
+from torch import Tensor
+
+from longtail import worlds
+from longtail.agents.agent import Agent, AgentConfig
+from longtail.agents.lstm import Read
+from longtail.impala.act import Rollout, act
+from longtail.impala.learn import LEARN_METRICS, ImpalaConfig, compute_losses, learn, make_optimizer, schedule
+from longtail.impala.losses import impala_losses, log_probability
+from longtail.impala.vtrace import vtrace
+
+T, B = 8, 5
+CONFIG = ImpalaConfig(worlds=B, unroll=T, reward_clip=0.0)
+
+
+def build(encoder: str = "shallow", memory_dim: int = 0, device: str = "cpu") -> Agent:
+    torch.manual_seed(0)
+    world = worlds.make(CountingConfig(), 1, device)  # type: ignore[arg-type]
+    config = AgentConfig(encoder=encoder, embedding=16, hidden=8)  # type: ignore[arg-type]
+    return Agent(world.obs_shape, world.num_actions, config, memory_dim=memory_dim).to(device)
+
+
+def rolled_out(
+    agent: Agent, final_obs: bool = False, clip: float = 0.0, read: Read | None = None, other_policy: bool = True
+) -> Rollout:
+    """A later rollout, of a policy that is not quite the agent's own any more; rewards are 1 and -0.5."""
+    device = next(agent.parameters()).device
+    world = worlds.make(CountingConfig(), B, device, final_obs)  # type: ignore[arg-type]
+    rollout = Rollout.empty(world, agent, T, final_obs)
+    for _ in range(3):
+        act(agent, world, rollout, torch.Generator(device).manual_seed(1), clip, read)
+    if other_policy:
+        rollout.logits += 0.5 * torch.randn(rollout.logits.shape, generator=torch.Generator().manual_seed(2)).to(device)
+    assert rollout.first[1:].any() and rollout.truncated.any()
+    return rollout
+
+
+@torch.no_grad()
+def losses_by_steps(agent: Agent, r: Rollout, config: ImpalaConfig) -> tuple[Tensor, ...]:
+    """One step of the agent after the other, as in acting; values at time limits from a look at the final frame."""
+    h_BH, c_BH = r.h_before.clone(), r.c_before.clone()
+    clip = config.reward_clip or float("inf")
+    logits, value, bonus = [], [], []
+    for t in range(T + 1):
+        logits.append(agent.step(r.obs[t], r.first[t], r.last_action[t], r.last_reward[t], h_BH, c_BH))
+        value.append(agent.value(h_BH)[:, 0])
+        if t < T and r.final_obs is not None:
+            look_h, look_c, reward_B = h_BH.clone(), c_BH.clone(), r.reward[t].clamp(-clip, clip)
+            agent.step(r.final_obs[t], torch.zeros_like(r.first[t]), r.action[t], reward_B, look_h, look_c)
+            bonus.append(torch.where(r.truncated[t], config.discount * agent.value(look_h)[:, 0], 0.0))
+    logits_TBA, value_T1B = torch.stack(logits[:-1]), torch.stack(value)
+    reward_TB = r.reward.clamp(-clip, clip) + (torch.stack(bonus) if bonus else 0)
+    discount_TB = torch.where(r.first[1:], 0.0, config.discount)
+    log_rho_TB = log_probability(logits_TBA, r.action) - log_probability(r.logits, r.action)
+    targets = vtrace(log_rho_TB, discount_TB, reward_TB, value_T1B)
+    return impala_losses(logits_TBA, r.action, value_T1B[:-1], *targets)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.25])
+@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize("encoder", ["shallow", "deep"])
+def test_losses_equal_steps(encoder: str, bootstrap: bool, clip: float, device: str) -> None:
+    agent, config = build(encoder, device=device), replace(CONFIG, reward_clip=clip, bootstrap_time_limits=bootstrap)
+    rollout = rolled_out(agent, final_obs=bootstrap, clip=clip)
+    for made, expected in zip(
+        compute_losses(agent, rollout, config), losses_by_steps(agent, rollout, config), strict=True
+    ):
+        torch.testing.assert_close(made.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def losses(agent: Agent, rollout: Rollout, config: ImpalaConfig) -> list[float]:
+    return [float(loss.detach()) for loss in compute_losses(agent, rollout, config)]
+
+
+def test_rewards_are_clipped_for_learning_only() -> None:
+    agent = build()
+    rollout = rolled_out(agent)
+    clipped = losses(agent, rollout, replace(CONFIG, reward_clip=0.25))
+    assert clipped != losses(agent, rollout, CONFIG)
+    assert set(rollout.reward.unique().tolist()) == {-0.5, 1.0}
+    rollout.reward.clamp_(-0.25, 0.25)
+    assert losses(agent, rollout, CONFIG) == clipped
+
+
+def test_time_limits_are_bootstrapped_where_asked() -> None:
+    """Only the time limit's value counts: not what a step that ends by itself, or goes on, looks like at last."""
+    agent = build()
+    rollout = rolled_out(agent, final_obs=True)
+    assert rollout.final_obs is not None
+    with_limits = losses(agent, rollout, CONFIG)
+    rollout.final_obs[~rollout.truncated] += 100
+    assert losses(agent, rollout, CONFIG) == with_limits
+    rollout.final_obs[rollout.truncated] += 100
+    assert losses(agent, rollout, CONFIG) != with_limits
+    rollout.final_obs = None
+    without = losses(agent, rollout, CONFIG)
+    assert without[1] != with_limits[1] and without[2] == with_limits[2]
+
+
+def test_no_gradient_flows_through_the_value_at_a_time_limit() -> None:
+    """It is a target, like all that V-trace makes."""
+    agent = build()
+    rollout = rolled_out(agent, final_obs=True)
+    before = rollout.reward.clone()
+    made = torch.autograd.grad(sum(compute_losses(agent, rollout, CONFIG)), list(agent.parameters()))
+    # The same numbers as plain rewards give the same gradients.
+    with torch.no_grad():
+        h_TBH, c_TBH = agent.unroll(
+            rollout.obs, rollout.first, rollout.last_action, rollout.last_reward, rollout.h_before, rollout.c_before
+        )
+        for t in range(T):
+            h_BH, c_BH = h_TBH[t].clone(), c_TBH[t].clone()
+            never = torch.zeros_like(rollout.first[t])
+            agent.step(rollout.final_obs[t], never, rollout.action[t], before[t], h_BH, c_BH)  # type: ignore[index]
+            rollout.reward[t] += CONFIG.discount * agent.value(h_BH)[:, 0] * rollout.truncated[t]
+    rollout.final_obs = None
+    expected = torch.autograd.grad(sum(compute_losses(agent, rollout, CONFIG)), list(agent.parameters()))
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def fake_read(p_BP: Tensor, h_BH: Tensor) -> Tensor:
+    return torch.tanh(p_BP[:, :3] + h_BH[:, :3])
+
+
+@pytest.mark.parametrize(("encoder", "memory_dim"), [("shallow", 0), ("deep", 0), ("shallow", 3)])
+def test_every_parameter_gets_a_gradient(encoder: str, memory_dim: int, device: str) -> None:
+    agent, read = build(encoder, memory_dim, device), fake_read if memory_dim else None
+    rollout = rolled_out(agent, read=read)
+    before = {name: p.detach().clone() for name, p in agent.named_parameters()}
+    learn(agent, rollout, make_optimizer(agent, CONFIG), CONFIG, read)
+    for name, p in agent.named_parameters():
+        assert (p != before[name]).any(), name
+        assert torch.isfinite(p).all(), name
+
+
+def total_gradients(agent: Agent, rollout: Rollout, config: ImpalaConfig) -> tuple[float, list[Tensor]]:
+    made = compute_losses(agent, rollout, config)
+    loss = made.policy + config.value_cost * made.value + config.entropy_cost * made.entropy
+    return float(loss.detach()), list(torch.autograd.grad(loss, list(agent.parameters())))
+
+
+@pytest.mark.parametrize("grad_clip", [1e6, 0.5])
+def test_three_steps_of_rmsprop_by_hand(grad_clip: float, device: str) -> None:
+    """g is scaled to the clip's norm; s = decay s + (1 - decay) g^2; w -= rate g / (sqrt(s) + eps): eps outside."""
+    agent, decay, eps, rate = build(device=device), 0.9, 0.05, 0.01
+    config = replace(
+        CONFIG, rmsprop_decay=decay, rmsprop_eps=eps, learning_rate=rate, grad_clip=grad_clip, entropy_cost=0.1
+    )
+    rollout, optimizer = rolled_out(agent), make_optimizer(agent, config)
+    square = [torch.zeros_like(p) for p in agent.parameters()]
+    for _ in range(3):
+        expected = []
+        _, gradients = total_gradients(agent, rollout, config)
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))  # type: ignore[arg-type]
+        scale = min(1.0, grad_clip / float(norm))
+        for i, (p, gradient) in enumerate(zip(agent.parameters(), gradients, strict=True)):
+            g = gradient * scale
+            square[i] = decay * square[i] + (1 - decay) * g**2
+            expected.append((p.detach() - rate * g / (square[i].sqrt() + eps)).clone())
+        learn(agent, rollout, optimizer, config)
+        for (name, p), wanted in zip(agent.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(p.detach(), wanted, rtol=1e-4, atol=2e-6, msg=name)
+        assert (norm > grad_clip) == (grad_clip < 1)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 40])  # on a CPU, 40 x 9 images go back in chunks
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(24, 24, 3), (23, 30, 1)])
+def test_what_acting_kept_of_the_images_is_as_good_as_encoding_them_again(
+    shape: tuple[int, int, int], dtype: torch.dtype, steps: int, device: str
+) -> None:
+    torch.manual_seed(0)
+    agent = Agent(shape, 4, AgentConfig(embedding=16, hidden=8), dtype).to(device)
+    g = torch.Generator().manual_seed(1)
+    obs = torch.randint(256, (steps + 1, 9, *shape), dtype=torch.uint8, generator=g).to(device)
+    first = (torch.rand(steps + 1, 9, generator=g) < 0.2).to(device)
+    action = torch.randint(4, (steps + 1, 9), generator=g).to(device)
+    reward, zeros = torch.randn(steps + 1, 9, generator=g).to(device), torch.zeros(9, 8, device=device)
+    tape: list = []
+    with torch.no_grad():
+        h, c, weights = zeros.clone(), zeros.clone(), agent.encoder.prepare()
+        for t in range(steps):
+            agent.step(obs[t], first[t], action[t], reward[t], h, c, weights, tape=tape)
+    assert len(tape) == steps
+    weight = torch.randn(steps, 9, 8, generator=g).to(device)
+    results = []
+    for kept in (tape, None):
+        h_TBH, c_TBH = agent.unroll(obs, first, action, reward, zeros, zeros, tape=kept)
+        made = torch.autograd.grad((h_TBH[:-1] * weight).sum(), [*agent.encoder.parameters(), *agent.lstm.parameters()])
+        results.append([h_TBH.detach(), c_TBH, *made])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= (1e-5 if dtype == torch.float32 else 0.05) * other.norm()
+
+
+@pytest.mark.parametrize("encoder", ["shallow", "deep"])
+def test_a_rollout_with_a_tape_teaches_the_same(encoder: str, device: str) -> None:
+    found = []
+    for keep_tape in (False, True):
+        agent = build(encoder, device=device)
+        world = worlds.make(CountingConfig(), B, device)  # type: ignore[arg-type]
+        rollout, generator = Rollout.empty(world, agent, T, keep_tape=keep_tape), torch.Generator(device).manual_seed(1)
+        optimizer = make_optimizer(agent, CONFIG)
+        for _ in range(4):  # each tape is of the parameters that it is used with
+            act(agent, world, rollout, generator, 0.0)
+            metrics = learn(agent, rollout, optimizer, CONFIG)
+        found.append([metrics, *(p.detach() for p in agent.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_metrics_in_order(device: str) -> None:
+    assert LEARN_METRICS == ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
+    agent, config = build(device=device), replace(CONFIG, value_cost=0.7, entropy_cost=0.2, grad_clip=0.01)
+    rollout = rolled_out(agent, other_policy=False)
+    policy, value, entropy = losses(agent, rollout, config)
+    loss, gradients = total_gradients(agent, rollout, config)
+    metrics = learn(agent, rollout, make_optimizer(agent, config), config)
+    norm = float(torch.cat([g.flatten() for g in gradients]).norm())  # before it is clipped
+    mean_entropy = float(torch.distributions.Categorical(logits=rollout.logits).entropy().mean())
+    assert not metrics.requires_grad and metrics.device.type == device
+    assert loss == pytest.approx(policy + 0.7 * value + 0.2 * entropy, rel=1e-5)
+    assert metrics.tolist() == pytest.approx([loss, policy, value, mean_entropy, norm], rel=1e-4)
+
+
+def test_learning_on_the_same_rollout_lowers_the_value_loss(device: str) -> None:
+    agent, config = build(device=device), replace(CONFIG, learning_rate=1e-3)
+    rollout, optimizer = rolled_out(agent), make_optimizer(agent, config)
+    found = [learn(agent, rollout, optimizer, config).tolist()[2] for _ in range(60)]
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_the_rollout_is_only_read() -> None:
+    agent = build()
+    rollout = rolled_out(agent, final_obs=True)
+    tensors = {name: tensor for name, tensor in vars(rollout).items() if isinstance(tensor, Tensor)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    learn(agent, rollout, make_optimizer(agent, CONFIG), CONFIG)
+    assert "obs" in before and all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
+
+
+def rates(config: ImpalaConfig, iterations: int, device: str) -> list[float]:
+    optimizer = make_optimizer(build(device=device), config)
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, Tensor) and rate.device.type == device
+    made = []
+    for i in range(iterations + 2):
+        schedule(optimizer, config, torch.tensor(i, device=device), iterations)
+        assert optimizer.param_groups[0]["lr"] is rate  # a graph knows the tensor, not its name
+        made.append(float(rate))
+    return made
+
+
+def test_schedules(device: str) -> None:
+    config = replace(CONFIG, learning_rate=0.8)
+    assert rates(config, 4, device) == pytest.approx([0.8] * 6)
+    assert rates(replace(config, schedule="linear"), 4, device) == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+
+
+def test_the_rate_of_the_schedule_is_the_one_used(device: str) -> None:
+    config = replace(CONFIG, schedule="linear")
+    changes = []
+    for iteration in (0, 5, 10):
+        agent = build(device=device)
+        rollout, optimizer = rolled_out(agent), make_optimizer(agent, config)
+        before = agent.policy.weight.detach().clone()
+        schedule(optimizer, config, torch.tensor(iteration, device=device), 10)
+        learn(agent, rollout, optimizer, config)
+        changes.append((agent.policy.weight.detach() - before).norm())
+    assert changes[2] == 0
+    torch.testing.assert_close(changes[1], changes[0] / 2, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("worlds", 0), ("unroll", 0), ("value_cost", -1.0), ("entropy_cost", -0.1), ("learning_rate", -1e-3),
+        ("rmsprop_eps", -1.0), ("grad_clip", -1.0), ("reward_clip", -1.0), ("discount", 1.1), ("rmsprop_decay", -0.1),
+        ("learning_rate", float("nan")), ("schedule", "cosine"),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"impala\.{field} is {value!r}: it must"):
+        ImpalaConfig(**{field: value})  # type: ignore[arg-type]
