@@ -25,7 +25,7 @@ from longtail.worlds import TaskTable
 CELL = 4  # pixels
 
 
-class Catch(gym.Env[np.ndarray, int]):
+class Catch(gym.Env[np.ndarray, np.int64]):
     """Tasks are the columns that the ball falls in: column k is k^exponent times as rare as the first."""
 
     def __init__(self, columns: int = 8, exponent: float = 2.0) -> None:
@@ -39,11 +39,11 @@ class Catch(gym.Env[np.ndarray, int]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         drawn = int(self.np_random.choice(self.columns, p=self.tasks.probability))
-        self.ball = drawn if options is None else options["object"]
+        self.ball = (options or {}).get("object", drawn)
         self.paddle, self.row = self.columns // 2, 0
         return self._image(), {"task": self.ball}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.paddle = int(np.clip(self.paddle + action - 1, 0, self.columns - 1))
         self.row += 1
         landed = self.row == self.columns - 1
@@ -57,4 +57,4 @@ class Catch(gym.Env[np.ndarray, int]):
         return cells.repeat(CELL, 0).repeat(CELL, 1)
 
 
-gym.register("Catch-v0", Catch)
+gym.register("Catch-v0", f"{__name__}:Catch")

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from longtail.agents.encoder import Kind
+from longtail.config import Device, Precision
 from longtail.engine.graph import capture
 from longtail.impala.act import act
 from longtail.impala.learn import learn
@@ -38,9 +40,9 @@ def measure(function: Callable[[], Any], seconds: float, device: torch.device) -
 def bench(
     worlds: int = 32,
     unroll: int = 32,
-    device: str = "auto",
-    precision: str = "auto",
-    encoder: str = "shallow",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    encoder: Kind = "shallow",
     seconds: float = 5.0,
     world: str = "gridworld",
 ) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def bench(
 
 
 def print_bench(
-    worlds: int, unroll: int, device: str, precision: str, encoder: str, seconds: float, as_json: bool
+    worlds: int, unroll: int, device: Device, precision: Precision, encoder: Kind, seconds: float, as_json: bool
 ) -> None:
     result = bench(worlds, unroll, device, precision, encoder, seconds)
     if as_json:

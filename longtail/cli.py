@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -124,12 +125,17 @@ REWORDED = (
 def one_line(box: str) -> str:
     """What a box of tyro's says: its first part, and the nearest flag if it suggests one."""
     lines = [line.strip("│╭╮╰╯ \n") for line in box.splitlines()]
-    rules = [i for i, line in enumerate(lines) if not line.strip("─")] + [len(lines)]
-    text = " ".join(lines[1 : rules[0]])
+    # Under its title, a rule of hyphens where stdout is not UTF-8; a rule again below the first part.
+    body = list(dropwhile(_is_rule, lines[1:]))
+    text = " ".join(takewhile(lambda line: not _is_rule(line), body))
     for pattern, words in REWORDED:
         text = re.sub(pattern, words, text)
     near = re.search(r"Perhaps you meant:\s*(--[^\s,]+)", box.replace("│", " "))
     return f"{text}; did you mean {near[1]}?" if near else text
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("─-")
 
 
 def train_command(argv: list[str]) -> None:

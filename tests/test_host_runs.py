@@ -118,7 +118,7 @@ def test_another_environment_does_not_go_on_with_a_run(tmp_path: Path, capsys: p
         ("gym:CartPole-v1", "must be images"),
         ("gym:toy/Tasks-v0 --world.options tasks", "option is 'tasks': it must be key=value, such as size=9"),
         ("gym:toy/Tasks-v0 --world.options colour=3", "unexpected keyword argument 'colour'"),
-        ("gym:toy/Tasks-v0 --world.vectorization threads", "auto, own, sync, async"),
+        ("gym:toy/Tasks-v0 --world.vectorization threads", "must be one of 'auto', 'own', 'sync', 'async'"),
         ("gym:toy/Missing-v0", "No module named 'toy_arcade'"),
         ("gym:toy/Shape-v0 --world.options shape=(9,9)", "observations are 9x9"),
     ],
@@ -166,7 +166,7 @@ def small_agent(name: str, options: tuple[str, ...] = (), **fields: Any) -> Any:
 
 
 def test_an_environment_on_the_host_is_learned(tmp_path: Path) -> None:
-    """Press the button that the grey level shows; guessing is right within the two tries that count half of the time."""
+    """Press the button that the grey level shows; guessing is right within the two tries that count half the time."""
     config = small_agent("gym:toy_envs:toy/Tasks-v0", steps=16_000)
     before = train(config, tmp_path / "run", stop_at=1, quiet=True)
     guessing = evaluate(before, episodes=40, device="cpu", quiet=True)["uniform"]["value"]

@@ -246,7 +246,7 @@ def test_evaluation_acts_as_in_training(device: str) -> None:
         alive_B &= ~world.first
     np.testing.assert_array_equal(return_B, expected_B.cpu())
     np.testing.assert_array_equal(success_B, successes_B.cpu())
-    assert len(np.unique(return_B)) > 5
+    assert len(np.unique(return_B)) > 3
 
 
 def test_the_generator_alone_decides_the_actions(device: str) -> None:

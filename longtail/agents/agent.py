@@ -1,4 +1,4 @@
-"""The agent: encoder -> p = [embedding, one-hot last action, last reward] -> LSTM with a memory read -> policy, value."""
+"""The agent: encoder -> p = [embedding, one-hot last action, last reward] -> LSTM, memory read -> policy, value."""
 
 from dataclasses import dataclass
 
@@ -77,7 +77,7 @@ class Agent(nn.Module):
         if tape is None:
             embedding_BD = self.encoder(obs_BHWC, weights)
         else:
-            tape.append(self.encoder.layers(obs_BHWC, weights))
+            tape.append(self.encoder.layers(obs_BHWC, self.encoder.prepare() if weights is None else weights))
             embedding_BD = tape[-1][-1].float()
         p_BP = self.describe(embedding_BD, last_action_B, last_reward_B)
         with products(self.encoder.dtype):

@@ -1,10 +1,10 @@
-"""Encoders: uint8 images [N, H, W, C] to embeddings [N, D]. Shallow and deep are those of IMPALA (Espeholt et al., 2018).
+"""Encoders: uint8 images [N, H, W, C] to embeddings [N, D]; shallow and deep are IMPALA's (Espeholt et al., 2018).
 
 `prepare` brings the fp32 master weights into the layout and precision that the kernels want; it is differentiable
 and called once per iteration, not once per step.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -55,8 +55,9 @@ class Encoder(nn.Module):
         """Embeddings [N, D] of all images on the tape, differentiable, without computing them a second time."""
         raise NotImplementedError
 
-    def _cast(self, weight: Tensor) -> Tensor:
+    def _cast(self, weight: Tensor | None) -> Tensor:
         """To the working precision; convolutions also to channels_last, which bf16 kernels want."""
+        assert weight is not None  # as PyTorch types a bias
         weight = weight.to(self.dtype)
         return weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight
 
@@ -109,7 +110,9 @@ class _Replay(torch.autograd.Function):
     """The forward pass is on the tape already; the backward pass goes through it in chunks."""
 
     @staticmethod
-    def forward(ctx: Any, encoder: ShallowEncoder, image_NHWC: Tensor, tape: list[Activations], *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, encoder: ShallowEncoder, image_NHWC: Tensor, tape: list[Activations], *weights: Tensor
+    ) -> Tensor:
         ctx.encoder, ctx.image_NHWC, ctx.tape = encoder, image_NHWC, tape
         ctx.save_for_backward(*weights)
         return torch.cat([embedding for _, _, embedding in tape]).float()
@@ -166,7 +169,7 @@ def _flat(x_NCHW: Tensor) -> Tensor:
 
 
 def fold_pixels(kernel_OCYX: Tensor, rows: int, columns: int) -> Tensor:
-    """The kernel that does on `join_pixels` what this one does on single pixels, where its stride is (rows, columns)."""
+    """The kernel that does on `join_pixels` what this one does on single pixels with stride (rows, columns)."""
     out, channels, height, width = kernel_OCYX.shape
     split = kernel_OCYX.view(out, channels, height // rows, rows, width // columns, columns).permute(0, 3, 5, 1, 2, 4)
     return split.reshape(out, rows * columns * channels, height // rows, width // columns)
@@ -203,9 +206,9 @@ class DeepEncoder(Encoder):
 
     def prepare(self) -> Weights:
         # Pixels stay 0..255, so 1/255 goes into the first weight.
-        first = self.convolutions[0].weight / 255
-        rest = [w for conv in list(self.convolutions)[1:] for w in (conv.weight, conv.bias)]
-        return [self._cast(w) for w in (first, self.convolutions[0].bias, *rest, self.fc.weight, self.fc.bias)]
+        first, *rest = cast(list[nn.Conv2d], list(self.convolutions))
+        kernels = [first.weight / 255, first.bias, *(w for conv in rest for w in (conv.weight, conv.bias))]
+        return [self._cast(w) for w in (*kernels, self.fc.weight, self.fc.bias)]
 
     def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
         *kernels, fc_weight, fc_bias = weights

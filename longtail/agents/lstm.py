@@ -20,11 +20,15 @@ def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Ten
     """New h, new c, and the activated gates [B, 4H] that the backward pass needs."""
     if x_gates_BG.is_cuda:
         return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
-    gates_BG = x_gates_BG + h_gates_BG
+    gates_BG, H = x_gates_BG + h_gates_BG, c_BH.shape[-1]
+    i_f, g, o = gates_BG.split((2 * H, H, H), -1)
+    if torch.is_grad_enabled():  # autograd does not let parts of a tensor be overwritten
+        gates_BG = torch.cat([i_f.sigmoid(), g.tanh(), o.sigmoid()], -1)
+    else:
+        i_f.sigmoid_()
+        g.tanh_()
+        o.sigmoid_()
     i, f, g, o = gates_BG.chunk(4, -1)
-    gates_BG[:, : 2 * c_BH.shape[-1]].sigmoid_()
-    g.tanh_()
-    o.sigmoid_()
     c = torch.addcmul(f * c_BH, i, g)
     return o * c.tanh(), c, gates_BG
 
@@ -125,6 +129,7 @@ class MemoryLSTM(nn.Module):
         if read is not None:
             with products(torch.float32):  # acting and learning must find the same neighbours
                 m_BM = read(p_BP, h_BH)
+            assert self.memory is not None
             x_gates_BG = x_gates_BG + m_BM @ self.memory
         h_BH, c_BH, _ = lstm_cell(x_gates_BG, h_BH @ self.hidden, c_BH)
         return h_BH, c_BH

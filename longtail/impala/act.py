@@ -44,9 +44,7 @@ class Rollout:
         return len(self.action)
 
     @staticmethod
-    def empty(
-        world: World, agent: Agent, unroll: int, final_obs: bool = False, keep_tape: bool = False
-    ) -> "Rollout":
+    def empty(world: World, agent: Agent, unroll: int, final_obs: bool = False, keep_tape: bool = False) -> "Rollout":
         T, B = unroll, world.num_worlds
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

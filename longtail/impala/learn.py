@@ -101,9 +101,7 @@ def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: R
     return impala_losses(logits_TBA, r.action, value_T1B[:-1], targets.target_TB, targets.advantage_TB)
 
 
-def _value_at_time_limit(
-    agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor
-) -> Tensor:
+def _value_at_time_limit(agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor) -> Tensor:
     """Value of each step's last observation where the time limit ended the episode, else 0."""
     assert rollout.final_obs is not None
     embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
