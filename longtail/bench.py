@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from longtail.agents.encoder import Kind
+from longtail.agents.agent import Kind
 from longtail.config import Device, Precision
 from longtail.engine.graph import capture
 from longtail.impala.act import act

@@ -35,7 +35,7 @@ HOST_WORLDS = 16
 def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np.ndarray, np.ndarray]:
     """One whole episode of each world: success [B] and return [B]. Worlds that are done are no longer looked at."""
     agent, B = trained.agent, world.num_worlds
-    weights = agent.encoder.prepare()
+    weights = agent.prepare()
     state = initial_state(agent, B, world.device)
     h_BH, c_BH, last_action_B = state.h_BH, state.c_BH, state.last_action_B
     clip = trained.config.impala.reward_clip

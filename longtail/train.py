@@ -19,7 +19,7 @@ from torch import Tensor
 from longtail import checkpoint, runfolder
 from longtail.agents.agent import Agent
 from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
-from longtail.engine.graph import Pacer, capture, make_repeatable
+from longtail.engine.graph import Pacer, capture, keep_memory, make_repeatable
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import learn, make_optimizer, schedule
 from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Speed, summarize
@@ -54,6 +54,7 @@ class Trainer:
         self.device = resolve_device(config.device)
         self.dtype = resolve_precision(config.precision, self.device)
         make_repeatable(self.device)
+        keep_memory()
         bootstrap = config.impala.bootstrap_time_limits
         self.world = make(config.world, config.impala.worlds, self.device, final_obs=bootstrap)
         self.world.reset(config.seed, stagger=True)

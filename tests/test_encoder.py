@@ -1,5 +1,7 @@
 """The encoders equal plain convolutions on pixels / 255, in their results and in every gradient."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longtail.agents.encoder import ENCODERS, DeepEncoder, Encoder, ShallowEncoder
+from longtail.agents.precision import products
 
 SHAPES = [(84, 84, 3), (84, 84, 1), (96, 72, 3), (85, 90, 3), (20, 23, 4)]
 
@@ -57,7 +60,8 @@ def gradients(encoder: Encoder, embedding_ND: Tensor) -> dict[str, Tensor]:
     """Of a random projection, so that errors cannot cancel."""
     weight_ND = torch.randn(embedding_ND.shape, generator=torch.Generator().manual_seed(2)).to(embedding_ND)
     names, parameters = zip(*encoder.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad((embedding_ND * weight_ND).sum(), parameters), strict=True))
+    with products(encoder.dtype):  # as the learner does it
+        return dict(zip(names, torch.autograd.grad((embedding_ND * weight_ND).sum(), parameters), strict=True))
 
 
 def check(encoder: Encoder, images: Tensor, tolerance: float, gradient_tolerance: float) -> None:
@@ -137,3 +141,25 @@ def test_images_that_are_too_small_are_refused(kind: str, smallest: int) -> None
         wanted = f"observations are {shape[0]}x{shape[1]}: this encoder needs at least {smallest}x{smallest} pixels"
         with pytest.raises(ValueError, match=wanted):
             build(kind, shape)
+
+
+def test_precision_holds_within_and_no_longer() -> None:
+    """Whatever the caller has set comes back, after an error too."""
+
+    def current() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before = current()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = False
+        with suppress(KeyError), products(torch.bfloat16):
+            assert current() == ("high", True)
+            with products(torch.float32):
+                assert current() == ("highest", False)
+            assert current() == ("high", True)
+            raise KeyError
+        assert current() == ("high", False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -8,8 +8,9 @@ from counting import CountingConfig
 from torch import Tensor
 
 from longtail import worlds
-from longtail.agents.agent import Agent, AgentConfig
+from longtail.agents.agent import Agent, AgentConfig, Tape
 from longtail.agents.lstm import Read
+from longtail.agents.precision import products
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import LEARN_METRICS, ImpalaConfig, compute_losses, learn, make_optimizer, schedule
 from longtail.impala.losses import impala_losses, log_probability
@@ -172,31 +173,37 @@ def test_three_steps_of_rmsprop_by_hand(grad_clip: float, device: str) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 40])  # on a CPU, 40 x 9 images go back in chunks
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(24, 24, 3), (23, 30, 1)])
-def test_what_acting_kept_of_the_images_is_as_good_as_encoding_them_again(
-    shape: tuple[int, int, int], dtype: torch.dtype, steps: int, device: str
+@pytest.mark.parametrize(
+    ("encoder", "shape"), [("shallow", (24, 24, 3)), ("shallow", (23, 30, 1)), ("deep", (24, 24, 3))]
+)
+def test_what_acting_computed_is_as_good_as_computing_it_again(
+    encoder: str, shape: tuple[int, int, int], dtype: torch.dtype, steps: int, device: str
 ) -> None:
     torch.manual_seed(0)
-    agent = Agent(shape, 4, AgentConfig(embedding=16, hidden=8), dtype).to(device)
+    agent = Agent(shape, 4, AgentConfig(encoder=encoder, embedding=16, hidden=8), dtype).to(device)  # type: ignore[arg-type]
     g = torch.Generator().manual_seed(1)
-    obs = torch.randint(256, (steps + 1, 9, *shape), dtype=torch.uint8, generator=g).to(device)
-    first = (torch.rand(steps + 1, 9, generator=g) < 0.2).to(device)
-    action = torch.randint(4, (steps + 1, 9), generator=g).to(device)
-    reward, zeros = torch.randn(steps + 1, 9, generator=g).to(device), torch.zeros(9, 8, device=device)
-    tape: list = []
+    obs = torch.randint(256, (steps, 9, *shape), dtype=torch.uint8, generator=g).to(device)
+    first = (torch.rand(steps, 9, generator=g) < 0.2).to(device)
+    action = torch.randint(4, (steps, 9), generator=g).to(device)
+    reward, h, c = (torch.randn(n, 9, *size, generator=g).to(device) for n, size in ((steps, ()), (1, (8,)), (1, (8,))))
+    tape = Tape()
     with torch.no_grad():
-        h, c, weights = zeros.clone(), zeros.clone(), agent.encoder.prepare()
+        h_now, c_now, weights = h[0].clone(), c[0].clone(), agent.encoder.prepare()
         for t in range(steps):
-            agent.step(obs[t], first[t], action[t], reward[t], h, c, weights, tape=tape)
-    assert len(tape) == steps
+            agent.step(obs[t], first[t], action[t], reward[t], h_now, c_now, weights, tape=tape)
+    assert (len(tape.images), len(tape.moments)) == (steps * (encoder == "shallow"), steps)
     weight = torch.randn(steps, 9, 8, generator=g).to(device)
     results = []
     for kept in (tape, None):
-        h_TBH, c_TBH = agent.unroll(obs, first, action, reward, zeros, zeros, tape=kept)
-        made = torch.autograd.grad((h_TBH[:-1] * weight).sum(), [*agent.encoder.parameters(), *agent.lstm.parameters()])
+        h_TBH, c_TBH = agent.unroll(obs, first, action, reward, h[0], c[0], tape=kept)
+        parameters = [*agent.encoder.parameters(), *agent.lstm.parameters()]
+        with products(dtype):
+            made = torch.autograd.grad((h_TBH * weight).sum(), parameters)
         results.append([h_TBH.detach(), c_TBH, *made])
+    # On a GPU acting has kernels of its own: in bf16 they are as far from the others as both are from fp32.
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05 if device == "cpu" else 0.3
     for one, other in zip(*results, strict=True):
-        assert (one - other).norm() <= (1e-5 if dtype == torch.float32 else 0.05) * other.norm()
+        assert (one - other).norm() <= tolerance * other.norm()
 
 
 @pytest.mark.parametrize("encoder", ["shallow", "deep"])

@@ -36,7 +36,7 @@ def by_steps(lstm: MemoryLSTM, inputs: tuple[Tensor, ...], read: Read | None = N
     p_TBP, keep_TB1, h_BH, c_BH = inputs
     states = []
     for p_BP, keep_B1 in zip(p_TBP, keep_TB1, strict=True):
-        h_BH, c_BH = lstm.step(p_BP, keep_B1, h_BH, c_BH, read)
+        h_BH, c_BH = lstm.step(p_BP, keep_B1, h_BH, c_BH, read=read)
         states.append((h_BH, c_BH))
     return torch.stack([h for h, _ in states]), torch.stack([c for _, c in states])
 
@@ -129,7 +129,7 @@ def test_a_reset_cuts_state_and_gradient(with_read: bool) -> None:
     keep_TB1 = torch.ones(T, B, 1).double()
     keep_TB1[4, :2] = 0  # worlds 0 and 1 start anew at step 4
     p_TBP.requires_grad_()
-    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read)
+    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=read)
     fresh_h, fresh_c = lstm.unroll(p_TBP[4:], torch.ones(T - 4, B, 1).double(), h_BH * 0, c_BH * 0, read)
     for made, fresh in ((h_TBH[4:], fresh_h), (c_TBH[4:], fresh_c)):
         torch.testing.assert_close(made[:, :2], fresh[:, :2], rtol=0, atol=1e-14)
@@ -167,7 +167,7 @@ def test_the_read_sees_the_state_after_the_reset() -> None:
         seen.append((p_BP.clone(), h_BH.clone()))
         return torch.zeros(B, M).double()
 
-    lstm.step(p_TBP[0], torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double(), h_BH, c_BH, read)
+    lstm.step(p_TBP[0], torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double(), h_BH, c_BH, read=read)
     (p_BP, seen_h), h_BH[1], h_BH[3] = seen[0], 0, 0
     assert torch.equal(p_BP, p_TBP[0]) and torch.equal(seen_h, h_BH)
 

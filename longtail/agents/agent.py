@@ -1,13 +1,18 @@
 """The agent: encoder -> p = [embedding, one-hot last action, last reward] -> LSTM, memory read -> policy, value."""
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longtail.agents.encoder import ENCODERS, Activations, Kind, Weights
-from longtail.agents.lstm import MemoryLSTM, Read
+from longtail.agents.encoder import DeepEncoder, Encoder, Weights
+from longtail.agents.lstm import LSTMWeights, MemoryLSTM, Moment, Read
 from longtail.agents.precision import products
+from longtail.agents.shallow import ImageTape, ShallowEncoder
+
+Kind = Literal["shallow", "deep"]
+ENCODERS: dict[str, type[Encoder]] = {"shallow": ShallowEncoder, "deep": DeepEncoder}
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,24 @@ class AgentConfig:
                 raise ValueError(f"agent.{name} is {getattr(self, name)}: it must be at least 1")
 
 
+@dataclass
+class Tape:
+    """What acting computed, for a learner that still has the same parameters: nothing is done twice."""
+
+    images: ImageTape | None  # None: this encoder computes anew
+    moments: list[Moment]
+
+    def clear(self) -> None:
+        self.moments.clear()
+        if self.images is not None:
+            self.images.steps.clear()
+
+
+class AgentWeights(NamedTuple):
+    encoder: Weights
+    lstm: LSTMWeights
+
+
 class Agent(nn.Module):
     """Recurrent actor-critic for images. `memory_dim` is the size of what a memory read returns, 0 for none."""
 
@@ -46,7 +69,7 @@ class Agent(nn.Module):
         self.num_actions, self.hidden_dim = num_actions, config.hidden
         self.encoder = ENCODERS[config.encoder](obs_shape, config.embedding, dtype)
         self.p_dim = config.embedding + num_actions + 1
-        self.lstm = MemoryLSTM(self.p_dim, config.hidden, memory_dim)
+        self.lstm = MemoryLSTM(self.p_dim, config.hidden, memory_dim, dtype)
         self.policy = nn.Linear(config.hidden, num_actions)
         self.value = nn.Linear(config.hidden, 1)
         self.register_buffer("action_A", torch.arange(num_actions), persistent=False)
@@ -55,6 +78,14 @@ class Agent(nn.Module):
     def no_action(self) -> int:
         """The last action at an episode's start: its one-hot vector is zero."""
         return self.num_actions
+
+    def prepare(self) -> AgentWeights:
+        """The weights as kernels want them: once for many steps."""
+        return AgentWeights(self.encoder.prepare(), self.lstm.prepare())
+
+    def tape(self, num_steps: int, batch: int) -> Tape:
+        """For a rollout of as many steps, each of a batch."""
+        return Tape(self.encoder.tape(num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None, [])
 
     def describe(self, embedding_ND: Tensor, last_action_N: Tensor, last_reward_N: Tensor) -> Tensor:
         """p, the pixel input embedding with what was done and received last."""
@@ -69,34 +100,31 @@ class Agent(nn.Module):
         last_reward_B: Tensor,
         h_BH: Tensor,
         c_BH: Tensor,
-        weights: Weights | None = None,
+        weights: AgentWeights | None = None,
         read: Read | None = None,
-        tape: list[Activations] | None = None,
+        tape: Tape | None = None,
     ) -> Tensor:
         """Policy logits for one step of acting; h and c move on in place. With a tape, `unroll` can use this pass."""
-        if tape is None:
-            embedding_BD = self.encoder(obs_BHWC, weights)
-        else:
-            tape.append(self.encoder.layers(obs_BHWC, self.encoder.prepare() if weights is None else weights))
-            embedding_BD = tape[-1][-1].float()
-        p_BP = self.describe(embedding_BD, last_action_B, last_reward_B)
+        w = self.prepare() if weights is None else weights
         with products(self.encoder.dtype):
-            h, c = self.lstm.step(p_BP, torch.logical_not(first_B).to(h_BH.dtype)[:, None], h_BH, c_BH, read)
+            if tape is not None and tape.images is not None:
+                embedding_BD = self.encoder.record(obs_BHWC, w.encoder, tape.images)
+            else:
+                embedding_BD = self.encoder(obs_BHWC, w.encoder)
+            p_BP, moments = self.describe(embedding_BD, last_action_B, last_reward_B), tape.moments if tape else None
+            keep_B1 = torch.logical_not(first_B).to(h_BH.dtype)[:, None]
+            h, c = self.lstm.step(p_BP, keep_B1, h_BH, c_BH, w.lstm, read, moments)
         h_BH.copy_(h)
         c_BH.copy_(c)
         return self.logits(h)
 
     def logits(self, h_NH: Tensor) -> Tensor:
-        with products(self._head_dtype(h_NH)):
+        with products(self.encoder.dtype):
             return self.policy(h_NH)
 
     def values(self, h_NH: Tensor) -> Tensor:
-        with products(self._head_dtype(h_NH)):
+        with products(self.encoder.dtype):
             return self.value(h_NH)[..., 0]
-
-    def _head_dtype(self, h_NH: Tensor) -> torch.dtype:
-        """Rounding to TF32 costs little and saves time on a GPU; to bf16, on a CPU, it would be the other way round."""
-        return self.encoder.dtype if h_NH.is_cuda else torch.float32
 
     def unroll(
         self,
@@ -106,20 +134,20 @@ class Agent(nn.Module):
         last_reward_TB: Tensor,
         h_BH: Tensor,
         c_BH: Tensor,
+        weights: AgentWeights | None = None,
         read: Read | None = None,
-        tape: list[Activations] | None = None,
+        tape: Tape | None = None,
     ) -> tuple[Tensor, Tensor]:
         """h and c after each of T steps, for learning; gives what T calls of `step` give.
 
-        A tape of the first T - 1 steps saves encoding them again; no gradient flows into the last one's image then.
+        A tape of these steps saves computing them again.
         """
-        embedding_TBD = self.encoder(obs_TBHWC.flatten(0, 1)) if tape is None else self._replay(obs_TBHWC, tape)
-        p_TBP = self.describe(embedding_TBD.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
+        w = self.prepare() if weights is None else weights
+        if tape is not None and tape.images is not None:
+            embedding_ND = self.encoder.replay(obs_TBHWC.flatten(0, 1), w.encoder, tape.images)
+        else:
+            embedding_ND = self.encoder(obs_TBHWC.flatten(0, 1), w.encoder)
+        p_TBP = self.describe(embedding_ND.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
+        keep_TB1, moments = (~first_TB)[..., None].to(h_BH.dtype), tape.moments if tape else None
         with products(self.encoder.dtype):
-            return self.lstm.unroll(p_TBP, (~first_TB)[..., None].to(h_BH.dtype), h_BH, c_BH, read)
-
-    def _replay(self, obs_TBHWC: Tensor, tape: list[Activations]) -> Tensor:
-        weights = self.encoder.prepare()
-        with torch.no_grad():
-            last_BD = self.encoder(obs_TBHWC[-1], weights)
-        return torch.cat([self.encoder.replay(obs_TBHWC[:-1].flatten(0, 1), tape, weights), last_BD])
+            return self.lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, w.lstm, read, moments)

@@ -5,9 +5,10 @@ out: autograd would sum the recurrent weight's gradient T times, here it is one 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.precision import products
@@ -20,7 +21,7 @@ def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Ten
     """New h, new c, and the activated gates [B, 4H] that the backward pass needs."""
     if x_gates_BG.is_cuda:
         return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
-    gates_BG, H = x_gates_BG + h_gates_BG, c_BH.shape[-1]
+    gates_BG, H = x_gates_BG.to(c_BH.dtype) + h_gates_BG, c_BH.shape[-1]
     i_f, g, o = gates_BG.split((2 * H, H, H), -1)
     if torch.is_grad_enabled():  # autograd does not let parts of a tensor be overwritten
         gates_BG = torch.cat([i_f.sigmoid(), g.tanh(), o.sigmoid()], -1)
@@ -33,33 +34,53 @@ def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Ten
     return o * c.tanh(), c, gates_BG
 
 
+class LSTMWeights(NamedTuple):
+    """In the precision of the products; its gradients are those of the parameters."""
+
+    input_GP: Tensor
+    bias_G: Tensor
+    hidden_HG: Tensor
+    memory_MG: Tensor | None
+
+
+class Moment(NamedTuple):
+    """One step: the state that it began with (after the reset), its activated gates, and the state that it left."""
+
+    h_in_BH: Tensor
+    c_in_BH: Tensor
+    gates_BG: Tensor
+    h_BH: Tensor
+    c_BH: Tensor
+
+
 class _Unroll(torch.autograd.Function):
-    """T steps from precomputed input gates; h0 and c0 are constants."""
+    """T steps from a constant first state, or those that acting took already with the same parameters."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_gates_TBG: Tensor, weight_HG: Tensor, keep_TB1: Tensor, h_BH: Tensor, c_BH: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        h_in, c_in, c_out, gates, h_out = [], [], [], [], []
-        for x_gates_BG, keep_B1 in zip(x_gates_TBG.unbind(), keep_TB1.unbind(), strict=True):
-            h_in.append(h_BH * keep_B1)
-            c_in.append(c_BH * keep_B1)
-            h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in[-1] @ weight_HG, c_in[-1])
-            c_out.append(c_BH)
-            gates.append(gates_BG)
-            h_out.append(h_BH)
-        c_TBH = torch.stack(c_out)
-        ctx.save_for_backward(weight_HG, keep_TB1, torch.stack(h_in), torch.stack(c_in), c_TBH, torch.stack(gates))
+        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_HG: Tensor, keep_TB1: Tensor,
+        h_BH: Tensor, c_BH: Tensor, tape: list[Moment] | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if tape is None:
+            tape = []
+            for x_gates_BG, keep_B1 in zip(F.linear(p_TBP, input_GP, bias_G), keep_TB1, strict=True):
+                h_in_BH, c_in_BH = h_BH * keep_B1, c_BH * keep_B1
+                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH.to(hidden_HG.dtype) @ hidden_HG, c_in_BH)
+                tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
+        h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = map(torch.stack, zip(*tape, strict=True))
+        ctx.save_for_backward(p_TBP, input_GP, hidden_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
         ctx.mark_non_differentiable(c_TBH)
-        return torch.stack(h_out), c_TBH
+        return h_TBH, c_TBH
 
     @staticmethod
     def backward(ctx: Any, dh_TBH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        weight_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
+        p_TBP, input_GP, hidden_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
         backward = _backward_cuda if dh_TBH.is_cuda else _backward_cpu
-        dgates_TBG = backward(dh_TBH, weight_HG.t(), keep_TB1, c_in_TBH, c_TBH, gates_TBG)
-        dweight_HG = h_in_TBH.flatten(0, 1).t() @ dgates_TBG.flatten(0, 1)
-        return dgates_TBG, dweight_HG, None, None, None
+        dgates_TBG = backward(dh_TBH, hidden_HG.t(), keep_TB1, c_in_TBH, c_TBH, gates_TBG)
+        dbias_G = dgates_TBG.sum((0, 1))
+        dgates_NG, h_in_NH = (x.flatten(0, 1).to(hidden_HG.dtype) for x in (dgates_TBG, h_in_TBH))
+        dinput_GP, dhidden_HG = dgates_NG.t() @ p_TBP.flatten(0, 1), h_in_NH.t() @ dgates_NG
+        return (dgates_NG @ input_GP).view_as(p_TBP), dinput_GP, dbias_G, dhidden_HG, None, None, None, None
 
 
 def _backward_cuda(
@@ -101,16 +122,18 @@ def _backward_cpu(
         torch.mul(dh_BH, o_of_h, out=do)
         torch.mul(dc_BH[:, None], ifg_of_c, out=difg)
         dc_BH *= before_of_c
-        torch.mm(dgates, weight_GH, out=dh_BH)
-        dh_BH *= keep
+        torch.mul(dgates.to(weight_GH.dtype) @ weight_GH, keep, out=dh_BH)
     return dgates_TBG
 
 
 class MemoryLSTM(nn.Module):
     """LSTM over [p, m]: p is the state's description, m what a memory read returns for it (Eq. 7)."""
 
-    def __init__(self, input_dim: int, hidden_dim: int, memory_dim: int = 0) -> None:
+    def __init__(
+        self, input_dim: int, hidden_dim: int, memory_dim: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.input = nn.Linear(input_dim, 4 * hidden_dim)
         self.hidden = nn.Parameter(torch.empty(hidden_dim, 4 * hidden_dim))
         nn.init.orthogonal_(self.hidden)
@@ -120,29 +143,57 @@ class MemoryLSTM(nn.Module):
         if self.memory is not None:
             nn.init.orthogonal_(self.memory)
 
+    def prepare(self) -> LSTMWeights:
+        """The weights as products take them, differentiably; on a GPU `products` does the rounding."""
+        dtype = self.hidden.dtype if self.hidden.is_cuda or self.dtype != torch.bfloat16 else self.dtype
+        memory_MG = None if self.memory is None else self.memory.to(dtype)
+        return LSTMWeights(self.input.weight.to(dtype), self.input.bias.to(dtype), self.hidden.to(dtype), memory_MG)
+
     def step(
-        self, p_BP: Tensor, keep_B1: Tensor, h_BH: Tensor, c_BH: Tensor, read: Read | None = None
+        self,
+        p_BP: Tensor,
+        keep_B1: Tensor,
+        h_BH: Tensor,
+        c_BH: Tensor,
+        weights: LSTMWeights | None = None,
+        read: Read | None = None,
+        tape: list[Moment] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One step; `keep` is 0 where an episode starts."""
-        h_BH, c_BH = h_BH * keep_B1, c_BH * keep_B1
-        x_gates_BG = self.input(p_BP)
+        w = self.prepare() if weights is None else weights
+        h_in_BH, c_in_BH = h_BH * keep_B1, c_BH * keep_B1
+        x_gates_BG = F.linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
         if read is not None:
             with products(torch.float32):  # acting and learning must find the same neighbours
-                m_BM = read(p_BP, h_BH)
-            assert self.memory is not None
-            x_gates_BG = x_gates_BG + m_BM @ self.memory
-        h_BH, c_BH, _ = lstm_cell(x_gates_BG, h_BH @ self.hidden, c_BH)
+                m_BM = read(p_BP, h_in_BH)
+            assert w.memory_MG is not None
+            x_gates_BG = x_gates_BG + m_BM.to(w.memory_MG.dtype) @ w.memory_MG
+        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH.to(w.hidden_HG.dtype) @ w.hidden_HG, c_in_BH)
+        if tape is not None:
+            tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         return h_BH, c_BH
 
     def unroll(
-        self, p_TBP: Tensor, keep_TB1: Tensor, h_BH: Tensor, c_BH: Tensor, read: Read | None = None
+        self,
+        p_TBP: Tensor,
+        keep_TB1: Tensor,
+        h_BH: Tensor,
+        c_BH: Tensor,
+        weights: LSTMWeights | None = None,
+        read: Read | None = None,
+        tape: list[Moment] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """h and c after each of T steps [T, B, H], from a constant first state; no gradient flows into c."""
+        """h and c after each of T steps [T, B, H], from a constant first state; no gradient flows into c.
+
+        A tape of these steps saves computing them again. With a read they are: its gradient is left to autograd.
+        """
+        w = self.prepare() if weights is None else weights
         if read is None:
-            return _Unroll.apply(self.input(p_TBP), self.hidden, keep_TB1, h_BH, c_BH)
+            p_TBP = p_TBP.to(w.input_GP.dtype)
+            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_HG, keep_TB1, h_BH, c_BH, tape)
         h_out, c_out = [], []
         for p_BP, keep_B1 in zip(p_TBP, keep_TB1, strict=True):
-            h_BH, c_BH = self.step(p_BP, keep_B1, h_BH, c_BH, read)
+            h_BH, c_BH = self.step(p_BP, keep_B1, h_BH, c_BH, w, read)
             h_out.append(h_BH)
             c_out.append(c_BH.detach())
         return torch.stack(h_out), torch.stack(c_out)

@@ -1,4 +1,4 @@
-"""How exactly matrix products of fp32 tensors are computed: fp32 tensors hold states, gradients and master weights."""
+"""How exactly a GPU computes products of fp32 tensors, which hold states, gradients and master weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,20 @@ import torch
 
 @contextmanager
 def products(dtype: torch.dtype) -> Iterator[None]:
-    """Within, bf16 lets products round their factors to bf16 on a CPU and to TF32 on a GPU; sums stay in fp32.
+    """Within, bf16 lets products of fp32 tensors round their factors to TF32 on a GPU; sums stay in fp32.
 
-    fp32 computes them in full, which is what distances between keys need. The caller's own setting comes back after.
+    fp32 computes them in full, which is what distances between keys need; PyTorch alone would round those of
+    convolutions. A backward pass rounds as what is set around it says, not as it was around the forward pass.
+    The caller's own setting comes back after.
     """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium" if dtype == torch.bfloat16 else "highest")
+    before, cudnn_before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    _set("high" if dtype == torch.bfloat16 else "highest", dtype == torch.bfloat16)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        _set(before, cudnn_before)
+
+
+def _set(matmul: str, cudnn_tf32: bool) -> None:
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = cudnn_tf32

@@ -1,6 +1,8 @@
 """Capture and replay: on a GPU an iteration is recorded once and replayed, so that the host does nothing per step."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -8,6 +10,8 @@ from torch import Tensor
 
 # Without it, matrix products in several streams may sum in another order from run to run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # as in glibc's malloc.h
 
 WARMUP = 3  # libraries choose their kernels and workspaces in the first calls, which a graph cannot record
 
@@ -17,6 +21,14 @@ def make_repeatable(device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+
+
+def keep_memory() -> None:
+    """Let glibc keep what is freed for the next iteration: else a sixth of each goes into fetching pages again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for what, value in ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**30), (M_TOP_PAD, 2**26)):
+            mallopt(what, value)
 
 
 def capture(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longtail.agents.agent import Agent
-from longtail.agents.encoder import Activations
+from longtail.agents.agent import Agent, Tape
 from longtail.agents.lstm import Read
 from longtail.worlds.world import World
 
@@ -36,8 +35,7 @@ class Rollout:
     h: Tensor  # float32 [B, H]: the LSTM state now
     c: Tensor
 
-    # What the encoder computed for each step, for a learner that still has the same parameters; else None.
-    tape: list[Activations] | None = None
+    tape: Tape | None = None  # of the same steps; None for a learner whose parameters may have moved on
 
     @property
     def unroll(self) -> int:
@@ -66,7 +64,7 @@ class Rollout:
             c_before=new(B, agent.hidden_dim),
             h=new(B, agent.hidden_dim),
             c=new(B, agent.hidden_dim),
-            tape=[] if keep_tape and agent.encoder.can_replay else None,
+            tape=agent.tape(T, B) if keep_tape else None,
         )
 
     def carry(self) -> dict[str, Tensor]:
@@ -85,7 +83,7 @@ def act(
 ) -> None:
     """Fill the rollout with the policy's own steps. Reads nothing back to the host."""
     r = rollout
-    weights = agent.encoder.prepare()
+    weights = agent.prepare()
     world.prepare(r.unroll)
     r.h_before.copy_(r.h)
     r.c_before.copy_(r.c)

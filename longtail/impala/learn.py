@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longtail.agents.agent import Agent
+from longtail.agents.agent import Agent, AgentWeights
 from longtail.agents.lstm import Read
 from longtail.agents.precision import products
 from longtail.impala.act import Rollout
@@ -87,27 +87,40 @@ def schedule(optimizer: torch.optim.Optimizer, config: ImpalaConfig, iteration: 
 
 def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: Read | None = None) -> Losses:
     """IMPALA's losses on a rollout (before their weights)."""
-    r = rollout
-    h_TBH, c_TBH = agent.unroll(r.obs, r.first, r.last_action, r.last_reward, r.h_before, r.c_before, read, r.tape)
-    logits_TBA = agent.logits(h_TBH[:-1])
-    value_T1B = agent.values(h_TBH)
+    r, weights = rollout, agent.prepare()
+    states = (r.obs[:-1], r.first[:-1], r.last_action[:-1], r.last_reward[:-1])
+    h_TBH, c_TBH = agent.unroll(*states, r.h_before, r.c_before, weights, read, r.tape)
+    logits_TBA, value_TB = agent.logits(h_TBH), agent.values(h_TBH)
     with torch.no_grad():
+        value_T1B = torch.cat([value_TB, _value_after(agent, r, h_TBH[-1], c_TBH[-1], weights, read)[None]])
         reward_TB = r.reward.clamp(-config.reward_clip, config.reward_clip) if config.reward_clip else r.reward
         if r.final_obs is not None:
-            reward_TB = reward_TB + config.discount * _value_at_time_limit(agent, r, h_TBH[:-1], c_TBH[:-1], reward_TB)
+            value_at_limit_TB = _value_at_time_limit(agent, r, h_TBH, c_TBH, reward_TB, read)
+            reward_TB = reward_TB + config.discount * value_at_limit_TB
         log_rho_TB = log_probability(logits_TBA, r.action) - log_probability(r.logits, r.action)
         discount_TB = config.discount * (~r.first[1:]).to(reward_TB.dtype)
         targets = vtrace(log_rho_TB, discount_TB, reward_TB, value_T1B)
-    return impala_losses(logits_TBA, r.action, value_T1B[:-1], targets.target_TB, targets.advantage_TB)
+    return impala_losses(logits_TBA, r.action, value_TB, targets.target_TB, targets.advantage_TB)
 
 
-def _value_at_time_limit(agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor) -> Tensor:
+def _value_after(
+    agent: Agent, rollout: Rollout, h_BH: Tensor, c_BH: Tensor, weights: AgentWeights, read: Read | None
+) -> Tensor:
+    """Value [B] of the state after the last step, from which V-trace bootstraps."""
+    r, h_BH, c_BH = rollout, h_BH.clone(), c_BH.clone()
+    agent.step(r.obs[-1], r.first[-1], r.last_action[-1], r.last_reward[-1], h_BH, c_BH, weights, read)
+    return agent.values(h_BH)
+
+
+def _value_at_time_limit(
+    agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor, read: Read | None
+) -> Tensor:
     """Value of each step's last observation where the time limit ended the episode, else 0."""
     assert rollout.final_obs is not None
     embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
     p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
     p_NP, h_NH, c_NH = (x.flatten(0, 1) for x in (p_TBP, h_TBH, c_TBH))
-    h, _ = agent.lstm.step(p_NP, torch.ones_like(p_NP[:, :1]), h_NH, c_NH)
+    h, _ = agent.lstm.step(p_NP, torch.ones_like(p_NP[:, :1]), h_NH, c_NH, read=read)
     return agent.values(h).view_as(reward_TB) * rollout.truncated
 
 

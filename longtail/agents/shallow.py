@@ -1,0 +1,169 @@
+"""IMPALA's shallow encoder (Espeholt et al., 2018), and its second life: what acting computed is learned from as it is.
+
+Both convolutions are computed on joined pixels: neighbours count as one pixel with that many times the channels, so
+that an 8x8/4 kernel on 3 channels becomes one of 2x2 with stride 1 on 48. The function is exactly the same, and the
+arithmetic far denser. On a CPU only columns are joined: that is a view of the image, where joining rows is a slow copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.agents.encoder import CPU_CHUNK, Encoder, Weights
+
+# Both convolutions [B, H, W, C] and the embedding [B, D].
+Activations = tuple[Tensor, ...]
+
+
+class ShallowEncoder(Encoder):
+    """8x8/4 and 4x4/2 convolutions and a linear layer."""
+
+    smallest = 20
+
+    def __init__(self, obs_shape: tuple[int, int, int], embedding_dim: int, dtype: torch.dtype) -> None:
+        super().__init__(obs_shape, embedding_dim, dtype)
+        height, width, channels = obs_shape
+        self.conv1 = nn.Conv2d(channels, 16, 8, 4)
+        self.conv2 = nn.Conv2d(16, 32, 4, 2)
+        shape1 = (height // 4 - 1, width // 4 - 1, 16)
+        shape2 = ((shape1[0] - 4) // 2 + 1, (shape1[1] - 4) // 2 + 1, 32)
+        self.fc = nn.Linear(shape2[0] * shape2[1] * shape2[2], embedding_dim)
+        self.shapes = (shape1, shape2, (embedding_dim,))
+
+    def prepare(self) -> Weights:
+        rows = 4 if self.fc.weight.is_cuda else 1
+        # Pixels stay 0..255 (exact in bf16), so 1/255 goes into the weight.
+        conv1, conv2 = fold_pixels(self.conv1.weight / 255, rows, 4), fold_pixels(self.conv2.weight, 1, 2)
+        return [self._cast(w) for w in (conv1, self.conv1.bias, conv2, self.conv2.bias, self.fc.weight, self.fc.bias)]
+
+    def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
+        return self.layers(image_NHWC, weights)[-1]
+
+    def layers(self, image_NHWC: Tensor, weights: Weights, out: Activations | None = None) -> Activations:
+        """Every layer's result, written into `out` if given (on a CPU, without gradients)."""
+        w1, b1, w2, b2, w3, b3 = weights
+        x1_out, x2_out, x3_out = (None, None, None) if out is None else out
+        x1 = _conv_relu(*_pixels(image_NHWC, self.dtype), w1, b1, x1_out)
+        x2 = _conv_relu(join_columns(x1, 2), (2, 1), w2, b2, x2_out)
+        return x1, x2, _relu(F.linear(x2.flatten(1), w3, b3), x3_out)
+
+    def tape(self, num_steps: int, batch: int) -> "ImageTape":
+        if self.fc.weight.is_cuda:
+            return ImageTape(None)
+        return ImageTape([torch.empty(num_steps, batch, *shape, dtype=self.dtype) for shape in self.shapes])
+
+    def record(self, image_BHWC: Tensor, weights: Weights, tape: "ImageTape") -> Tensor:
+        tape.steps.append(self.layers(image_BHWC, weights, tape.next_out()))
+        return tape.steps[-1][-1].float()
+
+    def replay(self, image_NHWC: Tensor, weights: Weights, tape: "ImageTape") -> Tensor:
+        """Embeddings of the images that were recorded, differentiable, without computing them a second time."""
+        return _Replay.apply(image_NHWC, tape, *weights)
+
+
+class ImageTape:
+    """What T steps of acting computed from B images each.
+
+    On a CPU each layer is one tensor [T, B, ...] that steps write into, so that pieces of it are taken without copying.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor] | None) -> None:
+        self.buffers = buffers
+        self.steps: list[Activations] = []
+
+    def next_out(self) -> Activations | None:
+        return None if self.buffers is None else tuple(buffer[len(self.steps)] for buffer in self.buffers)
+
+    def rows(self, start: int, end: int) -> Activations:
+        """Steps start..end of every layer, as one batch."""
+        if self.buffers is not None:
+            return tuple(buffer[start:end].flatten(0, 1) for buffer in self.buffers)
+        return tuple(torch.cat(layer) for layer in zip(*self.steps[start:end], strict=True))
+
+
+class _Replay(torch.autograd.Function):
+    """The forward pass is on the tape already; the backward pass goes through it in chunks."""
+
+    @staticmethod
+    def forward(ctx: Any, image_NHWC: Tensor, tape: ImageTape, *weights: Tensor) -> Tensor:
+        ctx.image_NHWC, ctx.tape = image_NHWC, tape
+        ctx.save_for_backward(*weights)
+        return torch.cat([embedding for *_, embedding in tape.steps]).float()
+
+    @staticmethod
+    def backward(ctx: Any, d_ND: Tensor) -> tuple[Tensor | None, ...]:
+        w1, _, w2, _, w3, _ = ctx.saved_tensors
+        num_steps, batch = len(ctx.tape.steps), len(ctx.tape.steps[0][-1])
+        chunk = num_steps if d_ND.is_cuda else max(1, CPU_CHUNK // batch)
+        total: list[Tensor] = []
+        for start in range(0, num_steps, chunk):
+            x1, x2, x3 = ctx.tape.rows(start, min(start + chunk, num_steps))
+            rows = slice(start * batch, start * batch + len(x3))
+            d3 = _relu_backward(d_ND[rows].to(x3.dtype), x3)
+            d2 = _relu_backward((d3 @ w3).view_as(x2), x2)
+            d1, dw2, db2 = _conv_backward(d2, join_columns(x1, 2), (2, 1), w2, wants_input=True)
+            d1 = _relu_backward(_split_columns(d1, x1), x1)
+            _, dw1, db1 = _conv_backward(d1, *_pixels(ctx.image_NHWC[rows], x1.dtype), w1, wants_input=False)
+            grads = [dw1, db1, dw2, db2, d3.t() @ x2.flatten(1), d3.sum(0)]
+            total = [a.add_(b) for a, b in zip(total, grads, strict=True)] if total else [g.float() for g in grads]
+        return None, None, *total
+
+
+def _pixels(image_NHWC: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int]]:
+    """The first convolution's input in the working precision, and its stride."""
+    if not image_NHWC.is_cuda:
+        return join_columns(image_NHWC.to(dtype), 4), (4, 1)
+    n, height, width, channels = image_NHWC.shape
+    rows, columns = height // 4, width // 4
+    # Pixels beyond a multiple of 4 are never seen by a kernel with that stride.
+    split = image_NHWC[:, : 4 * rows, : 4 * columns].reshape(n, rows, 4, columns, 4 * channels).transpose(2, 3)
+    return split.to(dtype, memory_format=torch.contiguous_format).flatten(3).permute(0, 3, 1, 2), (1, 1)
+
+
+def _conv_relu(x_NCHW: Tensor, stride: tuple[int, int], weight: Tensor, bias: Tensor, out: Tensor | None) -> Tensor:
+    """To [N, H, W, C]."""
+    if x_NCHW.is_cuda and not torch.is_grad_enabled():  # one kernel
+        return torch.cudnn_convolution_relu(x_NCHW, weight, bias, stride, (0, 0), (1, 1), 1).permute(0, 2, 3, 1)
+    return _relu(F.conv2d(x_NCHW, weight, bias, stride).permute(0, 2, 3, 1), out)
+
+
+def _relu(x: Tensor, out: Tensor | None) -> Tensor:
+    return F.relu(x, inplace=True) if out is None else torch.clamp_min(x, 0, out=out)
+
+
+def _relu_backward(d: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward(d, y, 0)
+
+
+def _conv_backward(
+    d_NHWC: Tensor, x_NCHW: Tensor, stride: tuple[int, int], weight: Tensor, wants_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of input, weight and bias."""
+    wants, d_NCHW, backward = (wants_input, True, True), d_NHWC.permute(0, 3, 1, 2), torch.ops.aten.convolution_backward
+    return backward(d_NCHW, x_NCHW, weight, (len(weight),), stride, (0, 0), (1, 1), False, (0, 0), 1, wants)
+
+
+def fold_pixels(kernel_OCYX: Tensor, rows: int, columns: int) -> Tensor:
+    """The kernel that does on joined pixels what this one does on single pixels with stride (rows, columns)."""
+    out, channels, height, width = kernel_OCYX.shape
+    split = kernel_OCYX.view(out, channels, height // rows, rows, width // columns, columns).permute(0, 3, 5, 1, 2, 4)
+    return split.reshape(out, rows * columns * channels, height // rows, width // columns)
+
+
+def join_columns(image_NHWC: Tensor, columns: int) -> Tensor:
+    """Count neighbouring columns as one with that many times the channels: [N, C', H, W'], a view."""
+    n, height, width, channels = image_NHWC.shape
+    # Columns beyond a multiple are never seen by a kernel with that stride.
+    whole = image_NHWC[:, :, : width // columns * columns]
+    return whole.reshape(n, height, width // columns, columns * channels).permute(0, 3, 1, 2)
+
+
+def _split_columns(joined_NCHW: Tensor, like_NHWC: Tensor) -> Tensor:
+    """Undo `join_columns`; 0 for a column that it dropped."""
+    n, height, width, channels = like_NHWC.shape
+    split_NHWC = joined_NCHW.permute(0, 2, 3, 1).reshape(n, height, -1, channels)
+    dropped = width - split_NHWC.shape[2]
+    return F.pad(split_NHWC, (0, 0, 0, dropped)) if dropped else split_NHWC
