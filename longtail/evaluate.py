@@ -48,10 +48,9 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
         world.prepare(1)
         world.observe(obs_BHWC)
         h_NH, c_NH = h_BH[index_N], c_BH[index_N]
-        logits_NA = agent.step(
+        logits_NA, h_BH[index_N], c_BH[index_N] = agent.step(
             obs_BHWC[index_N], first_B[index_N], last_action_B[index_N], last_reward_B[index_N], h_NH, c_NH, weights
         )
-        h_BH[index_N], c_BH[index_N] = h_NH, c_NH
         action_B[index_N] = choose(logits_NA, trained.generator, greedy)
         world.step(action_B)
         return_B += world.reward * alive_B

@@ -84,8 +84,7 @@ def policy_step(
 ) -> tuple[Tensor, AgentState]:
     """Logits, and a new state that does not yet know the action."""
     last_action_B = state.last_action_B.masked_fill(first_B, agent.no_action)
-    h_BH, c_BH = state.h_BH.clone(), state.c_BH.clone()
-    logits_BA = agent.step(obs_BHWC, first_B, last_action_B, reward_B * ~first_B, h_BH, c_BH)
+    logits_BA, h_BH, c_BH = agent.step(obs_BHWC, first_B, last_action_B, reward_B * ~first_B, state.h_BH, state.c_BH)
     return logits_BA, AgentState(h_BH, c_BH, last_action_B)
 
 

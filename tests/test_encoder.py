@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longtail.agents.encoder import ENCODERS, DeepEncoder, Encoder, ShallowEncoder
+from longtail.agents.agent import ENCODERS
+from longtail.agents.encoder import DeepEncoder, Encoder
 from longtail.agents.precision import products
+from longtail.agents.shallow import ShallowEncoder
 
 SHAPES = [(84, 84, 3), (84, 84, 1), (96, 72, 3), (85, 90, 3), (20, 23, 4)]
 

@@ -8,7 +8,7 @@ from counting import CountingConfig
 from torch import Tensor
 
 from longtail import worlds
-from longtail.agents.agent import Agent, AgentConfig, Tape
+from longtail.agents.agent import Agent, AgentConfig
 from longtail.agents.lstm import Read
 from longtail.agents.precision import products
 from longtail.impala.act import Rollout, act
@@ -45,16 +45,17 @@ def rolled_out(
 @torch.no_grad()
 def losses_by_steps(agent: Agent, r: Rollout, config: ImpalaConfig) -> tuple[Tensor, ...]:
     """One step of the agent after the other, as in acting; values at time limits from a look at the final frame."""
-    h_BH, c_BH = r.h_before.clone(), r.c_before.clone()
+    h_BH, c_BH = r.h_before, r.c_before
     clip = config.reward_clip or float("inf")
     logits, value, bonus = [], [], []
     for t in range(T + 1):
-        logits.append(agent.step(r.obs[t], r.first[t], r.last_action[t], r.last_reward[t], h_BH, c_BH))
+        logits_BA, h_BH, c_BH = agent.step(r.obs[t], r.first[t], r.last_action[t], r.last_reward[t], h_BH, c_BH)
+        logits.append(logits_BA)
         value.append(agent.value(h_BH)[:, 0])
         if t < T and r.final_obs is not None:
-            look_h, look_c, reward_B = h_BH.clone(), c_BH.clone(), r.reward[t].clamp(-clip, clip)
-            agent.step(r.final_obs[t], torch.zeros_like(r.first[t]), r.action[t], reward_B, look_h, look_c)
-            bonus.append(torch.where(r.truncated[t], config.discount * agent.value(look_h)[:, 0], 0.0))
+            never, reward_B = torch.zeros_like(r.first[t]), r.reward[t].clamp(-clip, clip)
+            _, look_BH, _ = agent.step(r.final_obs[t], never, r.action[t], reward_B, h_BH, c_BH)
+            bonus.append(torch.where(r.truncated[t], config.discount * agent.value(look_BH)[:, 0], 0.0))
     logits_TBA, value_T1B = torch.stack(logits[:-1]), torch.stack(value)
     reward_TB = r.reward.clamp(-clip, clip) + (torch.stack(bonus) if bonus else 0)
     discount_TB = torch.where(r.first[1:], 0.0, config.discount)
@@ -116,9 +117,15 @@ def test_no_gradient_flows_through_the_value_at_a_time_limit() -> None:
             rollout.obs, rollout.first, rollout.last_action, rollout.last_reward, rollout.h_before, rollout.c_before
         )
         for t in range(T):
-            h_BH, c_BH = h_TBH[t].clone(), c_TBH[t].clone()
             never = torch.zeros_like(rollout.first[t])
-            agent.step(rollout.final_obs[t], never, rollout.action[t], before[t], h_BH, c_BH)  # type: ignore[index]
+            _, h_BH, _ = agent.step(
+                rollout.final_obs[t],
+                never,
+                rollout.action[t],
+                before[t],
+                h_TBH[t],
+                c_TBH[t],  # type: ignore[index]
+            )
             rollout.reward[t] += CONFIG.discount * agent.value(h_BH)[:, 0] * rollout.truncated[t]
     rollout.final_obs = None
     expected = torch.autograd.grad(sum(compute_losses(agent, rollout, CONFIG)), list(agent.parameters()))
@@ -186,12 +193,13 @@ def test_what_acting_computed_is_as_good_as_computing_it_again(
     first = (torch.rand(steps, 9, generator=g) < 0.2).to(device)
     action = torch.randint(4, (steps, 9), generator=g).to(device)
     reward, h, c = (torch.randn(n, 9, *size, generator=g).to(device) for n, size in ((steps, ()), (1, (8,)), (1, (8,))))
-    tape = Tape()
+    tape = agent.tape(steps, 9)
     with torch.no_grad():
-        h_now, c_now, weights = h[0].clone(), c[0].clone(), agent.encoder.prepare()
+        h_now, c_now, weights = h[0], c[0], agent.prepare()
         for t in range(steps):
-            agent.step(obs[t], first[t], action[t], reward[t], h_now, c_now, weights, tape=tape)
-    assert (len(tape.images), len(tape.moments)) == (steps * (encoder == "shallow"), steps)
+            state = (obs[t], first[t], action[t], reward[t], h_now, c_now)
+            _, h_now, c_now = agent.step(*state, weights, tape=tape)
+    assert len(tape.moments) == steps and (tape.images is None) == (encoder == "deep")
     weight = torch.randn(steps, 9, 8, generator=g).to(device)
     results = []
     for kept in (tape, None):

@@ -76,7 +76,7 @@ READS = pytest.mark.parametrize("with_read", [False, True], ids=["plain", "memor
 @READS
 def test_unroll_equals_steps_and_the_formula(with_read: bool) -> None:
     lstm, given, read = build(M * with_read), inputs(), memory_read() if with_read else None
-    unrolled = lstm.unroll(*given, read)
+    unrolled = lstm.unroll(*given, read=read)
     for made, stepped, expected in zip(
         unrolled, by_steps(lstm, given, read), by_formula(lstm, given, read), strict=True
     ):
@@ -103,7 +103,7 @@ def test_a_step_equals_the_cell_of_torch() -> None:
 def test_backward_equals_autograd(with_read: bool) -> None:
     lstm, given, read = build(M * with_read), inputs(), memory_read() if with_read else None
     given[0].requires_grad_()
-    made = gradients(lstm, given[0], lstm.unroll(*given, read)[0])
+    made = gradients(lstm, given[0], lstm.unroll(*given, read=read)[0])
     expected = gradients(lstm, given[0], by_formula(lstm, given, read)[0])
     assert made.keys() == {"p", "input.weight", "input.bias", "hidden"} | ({"memory"} if with_read else set())
     for name in expected:
@@ -117,7 +117,7 @@ def test_backward_equals_differences(with_read: bool) -> None:
     read = memory_read() if with_read else None
 
     def unrolled(p_TBP: Tensor, *_: Tensor) -> Tensor:
-        return lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read)[0]
+        return lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=read)[0]
 
     assert torch.autograd.gradcheck(unrolled, (p_TBP.requires_grad_(), *lstm.parameters()), fast_mode=True)
 
@@ -130,7 +130,7 @@ def test_a_reset_cuts_state_and_gradient(with_read: bool) -> None:
     keep_TB1[4, :2] = 0  # worlds 0 and 1 start anew at step 4
     p_TBP.requires_grad_()
     h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=read)
-    fresh_h, fresh_c = lstm.unroll(p_TBP[4:], torch.ones(T - 4, B, 1).double(), h_BH * 0, c_BH * 0, read)
+    fresh_h, fresh_c = lstm.unroll(p_TBP[4:], torch.ones(T - 4, B, 1).double(), h_BH * 0, c_BH * 0, read=read)
     for made, fresh in ((h_TBH[4:], fresh_h), (c_TBH[4:], fresh_c)):
         torch.testing.assert_close(made[:, :2], fresh[:, :2], rtol=0, atol=1e-14)
         assert ((made[:, 2:] - fresh[:, 2:]).abs() > 1e-4).any()
@@ -144,7 +144,7 @@ def test_the_first_state_is_a_constant_and_c_only_a_value(with_read: bool) -> No
     """Both come out of acting: learning sends no gradient into them, nor into c."""
     lstm, (p_TBP, keep_TB1, h_BH, c_BH) = build(M * with_read), inputs()
     before = h_BH.clone(), c_BH.clone()
-    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, memory_read() if with_read else None)
+    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=memory_read() if with_read else None)
     assert h_TBH.requires_grad and not c_TBH.requires_grad
     assert torch.equal(h_BH, before[0]) and torch.equal(c_BH, before[1])
 
@@ -153,8 +153,8 @@ def test_the_first_state_is_a_constant_and_c_only_a_value(with_read: bool) -> No
 def test_unroll_without_gradients_and_twice_gives_the_same_bits(with_read: bool) -> None:
     lstm, given, read = build(M * with_read), inputs(), memory_read() if with_read else None
     with torch.no_grad():
-        quick = lstm.unroll(*given, read)
-    for made, again in zip(quick, lstm.unroll(*given, read), strict=True):
+        quick = lstm.unroll(*given, read=read)
+    for made, again in zip(quick, lstm.unroll(*given, read=read), strict=True):
         assert torch.equal(made, again)
 
 
@@ -185,7 +185,7 @@ def test_cpu_and_gpu_agree(with_read: bool) -> None:
     for device in ("cpu", "cuda"):
         lstm, given = build(M * with_read, torch.float32, device), inputs(torch.float32, device)
         given[0].requires_grad_()
-        h_TBH, c_TBH = lstm.unroll(*given, memory_read(torch.float32, device) if with_read else None)
+        h_TBH, c_TBH = lstm.unroll(*given, read=memory_read(torch.float32, device) if with_read else None)
         results.append({"h": h_TBH, "c": c_TBH} | gradients(lstm, given[0], h_TBH))
     for name, expected in results[0].items():
         torch.testing.assert_close(results[1][name].cpu(), expected, rtol=1e-4, atol=1e-5, msg=name)

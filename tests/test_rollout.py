@@ -67,7 +67,7 @@ def replay(agent: Agent, world: World, action_TB: Tensor, clip: float) -> list[d
         rows.append(row)
         if action_B is None:
             return rows
-        row["logits"] = agent.step(row["obs"], row["first"], last_action_B, last_reward_B, h_BH, c_BH)
+        row["logits"], h_BH, c_BH = agent.step(row["obs"], row["first"], last_action_B, last_reward_B, h_BH, c_BH)
         world.prepare(1)
         world.step(action_B)
         row |= {"action": action_B, "reward": world.reward, "truncated": world.truncated, "success": world.success}
@@ -128,7 +128,7 @@ def test_an_episode_starts_from_nothing(device: str) -> None:
         n = int(first[:-1].sum())
         zeros_NH = torch.zeros(n, agent.hidden_dim, device=device)
         with torch.no_grad():
-            logits = agent.step(
+            logits, _, _ = agent.step(
                 rollout["obs"][:-1][first[:-1]],
                 torch.zeros(n, dtype=torch.bool, device=device),
                 torch.full((n,), agent.no_action, device=device),
@@ -222,10 +222,8 @@ def check_best(trained: TrainedAgent, world: World, actions: list[Tensor]) -> No
         for row in rows:
             given = row | {change: torch.full_like(row[change], other)}
             with torch.no_grad():
-                h_BH, c_BH = given["h"].clone(), given["c"].clone()
-                logits_BA = trained.agent.step(
-                    given["obs"], given["first"], given["last_action"], given["last_reward"], h_BH, c_BH
-                )
+                names = ("obs", "first", "last_action", "last_reward", "h", "c")
+                logits_BA, _, _ = trained.agent.step(*(given[name] for name in names))
             changed.append(logits_BA.argmax(-1))
         assert not torch.equal(torch.stack(changed), best), change
 

@@ -85,7 +85,7 @@ class Agent(nn.Module):
 
     def tape(self, num_steps: int, batch: int) -> Tape:
         """For a rollout of as many steps, each of a batch."""
-        return Tape(self.encoder.tape(num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None, [])
+        return Tape(ImageTape(self.encoder, num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None, [])
 
     def describe(self, embedding_ND: Tensor, last_action_N: Tensor, last_reward_N: Tensor) -> Tensor:
         """p, the pixel input embedding with what was done and received last."""
@@ -103,20 +103,16 @@ class Agent(nn.Module):
         weights: AgentWeights | None = None,
         read: Read | None = None,
         tape: Tape | None = None,
-    ) -> Tensor:
-        """Policy logits for one step of acting; h and c move on in place. With a tape, `unroll` can use this pass."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Policy logits for one step of acting, and the new h and c. With a tape, `unroll` can use this pass."""
         w = self.prepare() if weights is None else weights
         with products(self.encoder.dtype):
-            if tape is not None and tape.images is not None:
-                embedding_BD = self.encoder.record(obs_BHWC, w.encoder, tape.images)
-            else:
-                embedding_BD = self.encoder(obs_BHWC, w.encoder)
+            encode = self.encoder if tape is None or tape.images is None else tape.images.record
+            embedding_BD = encode(obs_BHWC, w.encoder)
             p_BP, moments = self.describe(embedding_BD, last_action_B, last_reward_B), tape.moments if tape else None
             keep_B1 = torch.logical_not(first_B).to(h_BH.dtype)[:, None]
-            h, c = self.lstm.step(p_BP, keep_B1, h_BH, c_BH, w.lstm, read, moments)
-        h_BH.copy_(h)
-        c_BH.copy_(c)
-        return self.logits(h)
+            h_BH, c_BH = self.lstm.step(p_BP, keep_B1, h_BH, c_BH, w.lstm, read, moments)
+        return self.logits(h_BH), h_BH, c_BH
 
     def logits(self, h_NH: Tensor) -> Tensor:
         with products(self.encoder.dtype):
@@ -143,10 +139,8 @@ class Agent(nn.Module):
         A tape of these steps saves computing them again.
         """
         w = self.prepare() if weights is None else weights
-        if tape is not None and tape.images is not None:
-            embedding_ND = self.encoder.replay(obs_TBHWC.flatten(0, 1), w.encoder, tape.images)
-        else:
-            embedding_ND = self.encoder(obs_TBHWC.flatten(0, 1), w.encoder)
+        encode = self.encoder if tape is None or tape.images is None else tape.images.replay
+        embedding_ND = encode(obs_TBHWC.flatten(0, 1), w.encoder)
         p_TBP = self.describe(embedding_ND.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
         keep_TB1, moments = (~first_TB)[..., None].to(h_BH.dtype), tape.moments if tape else None
         with products(self.encoder.dtype):

@@ -5,7 +5,6 @@ that an 8x8/4 kernel on 3 channels becomes one of 2x2 with stride 1 on 48. The f
 arithmetic far denser. On a CPU only columns are joined: that is a view of the image, where joining rows is a slow copy.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,19 +49,6 @@ class ShallowEncoder(Encoder):
         x2 = _conv_relu(join_columns(x1, 2), (2, 1), w2, b2, x2_out)
         return x1, x2, _relu(F.linear(x2.flatten(1), w3, b3), x3_out)
 
-    def tape(self, num_steps: int, batch: int) -> "ImageTape":
-        if self.fc.weight.is_cuda:
-            return ImageTape(None)
-        return ImageTape([torch.empty(num_steps, batch, *shape, dtype=self.dtype) for shape in self.shapes])
-
-    def record(self, image_BHWC: Tensor, weights: Weights, tape: "ImageTape") -> Tensor:
-        tape.steps.append(self.layers(image_BHWC, weights, tape.next_out()))
-        return tape.steps[-1][-1].float()
-
-    def replay(self, image_NHWC: Tensor, weights: Weights, tape: "ImageTape") -> Tensor:
-        """Embeddings of the images that were recorded, differentiable, without computing them a second time."""
-        return _Replay.apply(image_NHWC, tape, *weights)
-
 
 class ImageTape:
     """What T steps of acting computed from B images each.
@@ -70,12 +56,22 @@ class ImageTape:
     On a CPU each layer is one tensor [T, B, ...] that steps write into, so that pieces of it are taken without copying.
     """
 
-    def __init__(self, buffers: Sequence[Tensor] | None) -> None:
-        self.buffers = buffers
+    def __init__(self, encoder: ShallowEncoder, num_steps: int, batch: int) -> None:
+        self.encoder = encoder
         self.steps: list[Activations] = []
+        self.buffers = None
+        if not encoder.fc.weight.is_cuda:
+            self.buffers = [torch.empty(num_steps, batch, *shape, dtype=encoder.dtype) for shape in encoder.shapes]
 
-    def next_out(self) -> Activations | None:
-        return None if self.buffers is None else tuple(buffer[len(self.steps)] for buffer in self.buffers)
+    def record(self, image_BHWC: Tensor, weights: Weights) -> Tensor:
+        """Embeddings of one more step."""
+        out = None if self.buffers is None else tuple(buffer[len(self.steps)] for buffer in self.buffers)
+        self.steps.append(self.encoder.layers(image_BHWC, weights, out))
+        return self.steps[-1][-1].float()
+
+    def replay(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
+        """Embeddings of all images that were recorded, differentiable, without computing them a second time."""
+        return _Replay.apply(self, image_NHWC, *weights)
 
     def rows(self, start: int, end: int) -> Activations:
         """Steps start..end of every layer, as one batch."""
@@ -88,8 +84,8 @@ class _Replay(torch.autograd.Function):
     """The forward pass is on the tape already; the backward pass goes through it in chunks."""
 
     @staticmethod
-    def forward(ctx: Any, image_NHWC: Tensor, tape: ImageTape, *weights: Tensor) -> Tensor:
-        ctx.image_NHWC, ctx.tape = image_NHWC, tape
+    def forward(ctx: Any, tape: ImageTape, image_NHWC: Tensor, *weights: Tensor) -> Tensor:
+        ctx.tape, ctx.image_NHWC = tape, image_NHWC
         ctx.save_for_backward(*weights)
         return torch.cat([embedding for *_, embedding in tape.steps]).float()
 

@@ -85,8 +85,7 @@ def act(
     r = rollout
     weights = agent.prepare()
     world.prepare(r.unroll)
-    r.h_before.copy_(r.h)
-    r.c_before.copy_(r.c)
+    h_BH, c_BH = r.h_before.copy_(r.h), r.c_before.copy_(r.c)
     r.last_action[0].copy_(r.last_action[-1])
     r.last_reward[0].copy_(r.last_reward[-1])
     if r.tape is not None:
@@ -95,26 +94,31 @@ def act(
     noise_TBA = torch.empty_like(r.logits).exponential_(generator=generator).log_()
     zero = torch.zeros((), device=world.device)
     none = torch.full((), agent.no_action, device=world.device)
-    for t in range(r.unroll):
-        _record_state(world, r, t)
-        logits_BA = agent.step(
-            r.obs[t], world.first, r.last_action[t], r.last_reward[t], r.h, r.c, weights, read, r.tape
+    # Rows of all steps are taken at once: on a CPU, taking them one by one costs as much as some of the arithmetic.
+    obs, first, task, last_action, last_reward = map(
+        torch.unbind, (r.obs, r.first, r.task, r.last_action, r.last_reward)
+    )
+    action, logits, reward, noise = map(torch.unbind, (r.action, r.logits, r.reward, noise_TBA))
+    truncated, success = r.truncated.unbind(), r.success.unbind()
+    for t in range(r.unroll + 1):
+        world.observe(obs[t])
+        first[t].copy_(world.first)
+        task[t].copy_(world.task)
+        if t == r.unroll:
+            break
+        logits_BA, h_BH, c_BH = agent.step(
+            obs[t], first[t], last_action[t], last_reward[t], h_BH, c_BH, weights, read, r.tape
         )
-        r.logits[t].copy_(logits_BA)
-        torch.argmax(logits_BA - noise_TBA[t], -1, out=r.action[t])
-        world.step(r.action[t])
-        r.reward[t].copy_(world.reward)
-        r.truncated[t].copy_(world.truncated)
-        r.success[t].copy_(world.success)
+        logits[t].copy_(logits_BA)
+        torch.argmax(logits_BA.sub_(noise[t]), -1, out=action[t])
+        world.step(action[t])
+        reward[t].copy_(world.reward)
+        truncated[t].copy_(world.truncated)
+        success[t].copy_(world.success)
         if r.final_obs is not None:
             world.observe_final(r.final_obs[t])
         reward_B = world.reward.clamp(-reward_clip, reward_clip) if reward_clip else world.reward
-        torch.where(world.first, none, r.action[t], out=r.last_action[t + 1])
-        torch.where(world.first, zero, reward_B, out=r.last_reward[t + 1])
-    _record_state(world, r, r.unroll)
-
-
-def _record_state(world: World, rollout: Rollout, t: int) -> None:
-    world.observe(rollout.obs[t])
-    rollout.first[t].copy_(world.first)
-    rollout.task[t].copy_(world.task)
+        torch.where(world.first, none, action[t], out=last_action[t + 1])
+        torch.where(world.first, zero, reward_B, out=last_reward[t + 1])
+    r.h.copy_(h_BH)
+    r.c.copy_(c_BH)

@@ -107,8 +107,9 @@ def _value_after(
     agent: Agent, rollout: Rollout, h_BH: Tensor, c_BH: Tensor, weights: AgentWeights, read: Read | None
 ) -> Tensor:
     """Value [B] of the state after the last step, from which V-trace bootstraps."""
-    r, h_BH, c_BH = rollout, h_BH.clone(), c_BH.clone()
-    agent.step(r.obs[-1], r.first[-1], r.last_action[-1], r.last_reward[-1], h_BH, c_BH, weights, read)
+    r = rollout
+    state = (r.obs[-1], r.first[-1], r.last_action[-1], r.last_reward[-1])
+    _, h_BH, _ = agent.step(*state, h_BH, c_BH, weights, read)
     return agent.values(h_BH)
 
 
