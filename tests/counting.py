@@ -146,7 +146,7 @@ def teach_to_count(agent: Agent) -> None:
     size, slow = agent.hidden_dim, 0.05
     agent.lstm.input.bias.fill_(30)  # sigmoid and tanh give 1, exactly
     agent.lstm.input.bias[2 * size + 1] = slow
-    known_A = torch.tanh(slow * torch.arange(1, agent.num_actions + 1, device=agent.action_A.device))
+    known_A = torch.tanh(slow * torch.arange(1, agent.num_actions + 1, device=agent.one_hot_A1A.device))
     agent.policy.weight[:, 1] = 1e5 * 2 * known_A  # nearest: -(h - known)^2, without h^2
     agent.policy.bias.copy_(-1e5 * known_A**2)
 

@@ -1,22 +1,37 @@
-"""The benchmark of peers on the CPU, with peers that only pretend: it collects, names what failed, and goes on."""
+"""The benchmarks of peers, with peers that only pretend: they collect, name what failed, and go on."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from benchmarks import cpu
-from benchmarks.cpu import Entry
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # where Python looks when one of them is run as a script
 
-PEERS = Path(cpu.__file__).parent / "peers"
+import cpu
+import gpu
+import measure
+import table
+from measure import Entry, read_json
+from table import Row
+
+PEERS = BENCHMARKS / "peers"
 
 
-def fake(name: str, code: str, read: str = "read_json", **options: object) -> Entry:
-    return Entry(name, (sys.executable, "-c", code), getattr(cpu, read), **options)  # type: ignore[arg-type]
+def fake(name: str, code: str, read: Callable[[str], Row] = read_json, **options: object) -> Entry:
+    return Entry(name, (sys.executable, "-c", code), read, **options)  # type: ignore[arg-type]
+
+
+def run(entry: Entry, timeout: float = 30, env: Mapping[str, str] = cpu.CPU.env) -> Row:
+    return measure.measure(entry, timeout, env)
 
 
 def prints(rate: object) -> str:
@@ -25,13 +40,13 @@ def prints(rate: object) -> str:
 
 OURS = fake("longtail", prints({"rollout only": 9e4, "train": 12000.0}), precision="auto")
 OURS_FP32 = fake("longtail fp32", prints({"train": 6000}))
-PROTOTYPE = fake("prototype", "print('cpu ok 3000.5')", "read_prototype", repeats=3, goal=2.7)
+PROTOTYPE = fake("prototype", "print('cpu ok 3000.5')", cpu.read_prototype, repeats=3, goal=2.7)
 
 
 def test_command_writes_rows_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = fake("broken", "import sys; print('one'); sys.exit('cannot read /some/where/else.json | sorry')")
-    missing = Entry("missing", (str(tmp_path / "no-such-python"),), cpu.read_json, goal=3)
-    chosen = [OURS, OURS_FP32, PROTOTYPE, broken, missing]
+    missing = Entry("missing", (str(tmp_path / "no-such-python"),), read_json, goal=3)
+    chosen = [replace(entry, against=cpu.OURS) for entry in (OURS, OURS_FP32, PROTOTYPE, broken, missing)]
     monkeypatch.setattr(cpu, "entries", lambda args: chosen)
     assert cpu.main(["--rounds", "2", "--out", str(tmp_path / "bench")]) == 0
     report = json.loads((tmp_path / "bench" / "cpu.json").read_text())
@@ -52,18 +67,19 @@ def test_command_writes_rows_and_table(tmp_path: Path, monkeypatch: pytest.Monke
     assert lines["missing"]["median"] is None and lines["missing"]["ratio"]["longtail"] is None
     assert len(lines["missing"]["failed"]) == 2 and "FileNotFoundError" in lines["missing"]["failed"][0]
 
-    table = (tmp_path / "bench" / "cpu.md").read_text().splitlines()
-    assert {line.count("|") for line in table if line.startswith("|")} == {len(cpu.COLUMNS) + 1}
-    assert any(line.startswith("| prototype | fp32 | 3,000 | 3,000 to 3,000 | 4.00 | 2.00 | 2.7 |") for line in table)
-    assert any(line.startswith("| broken | fp32 | failed: exit status 1") for line in table)
+    written = (tmp_path / "bench" / "cpu.md").read_text().splitlines()
+    assert written[0].endswith("| longtail / this | longtail fp32 / this | goal | CPU others had |")
+    assert {line.count("|") for line in written if line.startswith("|")} == {len(cpu.CPU.columns) + 1}
+    assert any(line.startswith("| prototype | fp32 | 3,000 | 3,000 to 3,000 | 4.00 | 2.00 | 2.7 |") for line in written)
+    assert any(line.startswith("| broken | fp32 | failed: exit status 1") for line in written)
 
 
 def test_summary_is_the_median_of_what_worked() -> None:
-    rows: list[cpu.Row] = [
+    rows: list[Row] = [
         {"name": "longtail", "steps_per_second": rate, "precision": "bf16"} for rate in (1.0, 100.0, 8.0)
     ]
     rows.append({"name": "longtail", "error": "not done"})
-    (line,) = cpu.summarise([OURS], rows)
+    (line,) = measure.summarise([OURS], rows)
     assert (line["low"], line["median"], line["high"], line["runs"], line["precision"]) == (1, 8, 100, 3, "bf16")
     assert line["failed"] == ["not done"]
 
@@ -71,17 +87,17 @@ def test_summary_is_the_median_of_what_worked() -> None:
 @pytest.mark.parametrize(
     ("code", "read", "error"),
     [
-        ("pass", "read_json", "its last line is no JSON object with steps_per_second"),
-        ("print('{}')", "read_json", "its last line is no JSON object with steps_per_second"),
-        ("print('no JSON')", "read_json", "Expecting value"),
-        (prints({"rollout only": 1}), "read_json", "'train'"),
-        ("print('cuda ok 3000')", "read_prototype", "it printed no line 'cpu ok RATE'"),
-        ("raise RuntimeError('out of memory')", "read_json", "exit status 1: RuntimeError: out of memory"),
-        ("import os; os.abort()", "read_json", "exit status -6: nothing printed"),
+        ("pass", read_json, "its last line is no JSON object with steps_per_second"),
+        ("print('{}')", read_json, "its last line is no JSON object with steps_per_second"),
+        ("print('no JSON')", read_json, "Expecting value"),
+        (prints({"rollout only": 1}), read_json, "'train'"),
+        ("print('cuda ok 3000')", cpu.read_prototype, "it printed no line 'cpu ok RATE'"),
+        ("raise RuntimeError('out of memory')", read_json, "exit status 1: RuntimeError: out of memory"),
+        ("import os; os.abort()", read_json, "exit status -6: nothing printed"),
     ],
 )
-def test_failures_become_rows(code: str, read: str, error: str) -> None:
-    row = cpu.measure(fake("peer", code, read), timeout=30)
+def test_failures_become_rows(code: str, read: Callable[[str], Row], error: str) -> None:
+    row = run(fake("peer", code, read))
     assert error in row["error"] and "steps_per_second" not in row
 
 
@@ -92,7 +108,7 @@ def test_hanging_peer_is_ended_with_its_children(tmp_path: Path) -> None:
     began = time.perf_counter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTE", str(note))
-        row = cpu.measure(fake("peer", code), timeout=2)
+        row = run(fake("peer", code), timeout=2)
     assert row["error"] == "not done after 2 s" and time.perf_counter() - began < 30
     assert not alive(int(note.read_text()))
 
@@ -110,12 +126,13 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_processes_see_no_gpu_and_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_see_all_cores_and_a_gpu_only_where_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     code = "import json, os; e = os.environ; print(json.dumps({'steps_per_second': 1, 'threads': e.get("
     code += "'OMP_NUM_THREADS'), 'gpus': e['CUDA_VISIBLE_DEVICES']}))"
-    assert cpu.measure(fake("peer", code), timeout=30)["detail"] == {"threads": None, "gpus": ""}
+    assert run(fake("peer", code))["detail"] == {"threads": None, "gpus": ""}
+    assert run(fake("peer", code), env=gpu.GPU.env)["detail"] == {"threads": None, "gpus": "0"}
 
 
 def test_only_the_peers_given_are_measured(tmp_path: Path) -> None:
@@ -133,18 +150,19 @@ def test_only_the_peers_given_are_measured(tmp_path: Path) -> None:
     assert everything[3].command[0] == "sf-python" and everything[4].command[0] == sys.executable
     for entry in everything[3:]:
         assert Path(entry.command[1]).is_file()
-    assert cpu.command_line(cpu.parse(given)) == (
+    assert all(entry.against == cpu.OURS for entry in everything)
+    assert measure.command_line(cpu.CPU, cpu.parse(given)) == (
         "python benchmarks/cpu.py --rounds 3 --seconds 8 --prototype DIR --sample-factory PYTHON --torchbeast CHECKOUT"
     )
 
 
-@pytest.mark.skipif(cpu.cpu_seconds() is None, reason="needs /proc/stat")
+@pytest.mark.skipif(measure.cpu_seconds() is None, reason="needs /proc/stat")
 def test_what_others_use_meanwhile_is_noted() -> None:
     code = "import time; end = time.time() + 1\nwhile time.time() < end: pass\n" + prints(1)
-    alone = cpu.measure(fake("peer", code), timeout=30)["others"]
+    alone = run(fake("peer", code))["others"]
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        beside = cpu.measure(fake("peer", code), timeout=30)["others"]
+        beside = run(fake("peer", code))["others"]
     finally:
         burner.kill()
         burner.wait()
@@ -166,6 +184,97 @@ def test_bad_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixt
     assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
+def prints_gpu(rate: int, memory: float) -> str:
+    """As `longtail.bench` does on a GPU."""
+    row = {"steps_per_second": {"train": rate}, "precision": "bfloat16", "gpu_memory_gib": memory}
+    return f"print('{json.dumps(row)}')"
+
+
+def prints_prototype(rate: str) -> str:
+    """As the prototype does after more than 5 million steps: then it is evaluated."""
+    lines = ["capture 2.1s, mem 1.3 GiB", "it 9/9 t 13s agg 1 steps/s | impala/0: 0.200"]
+    lines += [f"TOTAL {rate} steps/s aggregate over 1 runs, 13.6 s", "EVAL impala/0 {'rare': 1.0}", "[[1, 2]]"]
+    return f"print({chr(10).join(lines)!r})"
+
+
+def test_gpu_command_compares_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    for worlds, rate, memory, peer in ((32, 300_000, 0.31, "100,000"), (128, 900_000, 1.52, "450,000")):
+        us = fake(f"longtail, {worlds} worlds", prints_gpu(rate, memory), precision="auto")
+        chosen += [us, fake(f"prototype, {worlds} worlds", prints_prototype(peer), gpu.read_prototype, goal=1.5)]
+        chosen[-1] = replace(chosen[-1], against=(us.name,))
+    monkeypatch.setattr(gpu, "entries", lambda args: chosen)
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "Pretended GPU")
+    assert gpu.main(["--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+
+    assert [row["name"] for row in report["rows"]] == [entry.name for entry in chosen] * 2
+    assert report["rows"][1]["detail"] == {"gpu_memory_gib": 1.3}
+    assert report["hardware"]["gpu"] == "Pretended GPU" and {"driver", "cuda", "cores"} <= report["hardware"].keys()
+    assert report["command"] == "python benchmarks/gpu.py --rounds 2 --seconds 10"
+    assert report["skipped"] == ["prototype"]
+    ratios = {line["name"]: line["ratio"] for line in report["summary"]}
+    assert ratios["prototype, 32 worlds"] == {"longtail, 32 worlds": 3}
+    assert ratios["prototype, 128 worlds"] == {"longtail, 128 worlds": 2}
+    assert ratios["longtail, 32 worlds"] == {}
+
+    written = (tmp_path / "gpu.md").read_text()
+    assert "| longtail / this | goal | GPU memory in GiB (ours: under 4) | CPU others had |\n" in written
+    assert "| longtail, 128 worlds | bf16 | 900,000 | 900,000 to 900,000 |  |  | 1.52 |" in written
+    assert "| prototype, 128 worlds | fp32 | 450,000 | 450,000 to 450,000 | 2.00 | 1.5 | 1.30 |" in written
+    assert "gpu Pretended GPU" in written
+
+
+@pytest.mark.parametrize("missing", ["TOTAL", "capture"])
+def test_gpu_prototype_that_prints_something_else_is_an_error(missing: str) -> None:
+    output = run(fake("peer", prints_prototype("110,382"), lambda output: {"output": output}))["output"]
+    assert gpu.read_prototype(output) == {"steps_per_second": 110382, "detail": {"gpu_memory_gib": 1.3}}
+    with pytest.raises(ValueError, match=f"it printed no line '{missing} "):
+        gpu.read_prototype(output.replace(missing, "cpu"))
+
+
+def test_gpu_pairs(tmp_path: Path) -> None:
+    (tmp_path / "iteration.py").touch()
+    alone, everything = (gpu.entries(gpu.parse(argv)) for argv in ([], ["--prototype", str(tmp_path)]))
+    us = ["longtail, 32 worlds", "longtail, 128 worlds"]
+    assert [entry.name for entry in alone] == us
+    assert [entry.name for entry in everything] == [us[0], "prototype, 32 worlds", us[1], "prototype, 128 worlds"]
+    assert [entry.against for entry in everything] == [(), (us[0],), (), (us[1],)]
+    assert "'worlds': 128" in alone[1].command[-1] and "'device': 'cuda'" in alone[1].command[-1]
+    assert "'seconds': 2.5" in alone[1].command[-1]  # for each of four parts
+    assert everything[3].cwd == tmp_path and everything[3].goal == 1.5
+    data = str((tmp_path / ".." / "data").resolve())
+    words = f"iteration.py --method impala --data {data} --B 128 --steps 6e6 --every 1"
+    assert everything[3].command == (sys.executable, *words.split(" "))
+
+
+def test_without_a_gpu_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("something was run"))
+    assert gpu.main(["--out", str(tmp_path / "bench")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "PyTorch sees no CUDA GPU here" in printed.err
+    assert not printed.out and not (tmp_path / "bench").exists()
+
+
+@pytest.mark.parametrize("benchmark", [cpu.CPU, gpu.GPU], ids=lambda benchmark: benchmark.name)
+def test_a_line_of_the_table_is_one_line_of_a_terminal(benchmark: measure.Benchmark) -> None:
+    high = {"cpu": 99_999.0, "gpu": 1_999_999.0}[benchmark.name]
+    line = {"precision": "bf16 encoder", "median": high, "low": high, "high": high, "goal": 2.7, "others": 0.01}
+    line |= {"ratio": {"longtail": 123.45, "longtail fp32": 12.34}, "gpu_memory_gib": 12.34}
+    failed = {"name": "Sample Factory", "precision": "fp32", "median": None, "failed": ["exit status 1: " + "so " * 50]}
+    names = ["longtail", "MonoBeast, our network", "prototype, 128 worlds"]
+    out = io.StringIO()
+    summary = [line | {"name": name} for name in names]
+    table.show({"summary": [*summary, failed]}, benchmark.columns, Console(file=out, width=100))
+    shown = out.getvalue().splitlines()
+    assert [row.split("  ")[0] for row in shown[2:5]] == names and all(f"{high:,.0f} to" in row for row in shown[2:5])
+    assert shown[5].startswith("Sample Factory failed: exit status 1: so so")
+
+
 def test_monobeast_wants_a_checkout(tmp_path: Path) -> None:
     command = [sys.executable, str(PEERS / "monobeast.py"), "--checkout", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -174,5 +283,5 @@ def test_monobeast_wants_a_checkout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_our_own_rate_is_measured() -> None:
-    row = cpu.measure(cpu.ours("longtail fp32", "fp32", 0.2), timeout=300)
+    row = run(measure.ours("longtail fp32", 32, "cpu", "fp32", seconds=0.8), timeout=300)
     assert row["steps_per_second"] > 0 and row["precision"] == "fp32" and row["detail"]["worlds"] == 32

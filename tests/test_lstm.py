@@ -16,13 +16,13 @@ def build(memory_dim: int = 0, dtype: torch.dtype = torch.float64, device: str =
 
 
 def inputs(dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """p, keep, h, c."""
+    """p, first, h, c."""
     generator = torch.Generator().manual_seed(1)
     p, h, c = (torch.randn(*shape, generator=generator).to(device, dtype) for shape in ((T, B, P), (B, H), (B, H)))
-    keep_TB1 = torch.ones(T, B, 1, dtype=dtype, device=device)
+    first_TB1 = torch.zeros(T, B, 1, dtype=torch.bool, device=device)
     for t, b in RESETS:
-        keep_TB1[t, b] = 0
-    return p, keep_TB1, h, c
+        first_TB1[t, b] = True
+    return p, first_TB1, h, c
 
 
 def memory_read(dtype: torch.dtype = torch.float64, device: str = "cpu") -> Read:
@@ -33,22 +33,22 @@ def memory_read(dtype: torch.dtype = torch.float64, device: str = "cpu") -> Read
 
 
 def by_steps(lstm: MemoryLSTM, inputs: tuple[Tensor, ...], read: Read | None = None) -> tuple[Tensor, Tensor]:
-    p_TBP, keep_TB1, h_BH, c_BH = inputs
+    p_TBP, first_TB1, h_BH, c_BH = inputs
     states = []
-    for p_BP, keep_B1 in zip(p_TBP, keep_TB1, strict=True):
-        h_BH, c_BH = lstm.step(p_BP, keep_B1, h_BH, c_BH, read=read)
+    for p_BP, first_B1 in zip(p_TBP, first_TB1, strict=True):
+        h_BH, c_BH = lstm.step(p_BP, first_B1, h_BH, c_BH, read=read)
         states.append((h_BH, c_BH))
     return torch.stack([h for h, _ in states]), torch.stack([c for _, c in states])
 
 
 def by_formula(lstm: MemoryLSTM, inputs: tuple[Tensor, ...], read: Read | None = None) -> tuple[Tensor, Tensor]:
     """The textbook, one world at a time; autograd does the rest."""
-    p_TBP, keep_TB1, first_h_BH, first_c_BH = inputs
+    p_TBP, first_TB1, first_h_BH, first_c_BH = inputs
     h_TBH, c_TBH = [], []
     for b in range(B):
         h, c = first_h_BH[b : b + 1], first_c_BH[b : b + 1]
         for t in range(T):
-            if not keep_TB1[t, b]:
+            if first_TB1[t, b]:
                 h, c = torch.zeros_like(h), torch.zeros_like(c)
             p = p_TBP[t, b : b + 1]
             gates = p @ lstm.input.weight.t() + lstm.input.bias + h @ lstm.hidden
@@ -93,9 +93,9 @@ def test_a_step_equals_the_cell_of_torch() -> None:
         cell.weight_hh.copy_(lstm.hidden.t())
         cell.bias_ih.copy_(lstm.input.bias)
         cell.bias_hh.zero_()
-    keep_B1 = torch.tensor([1.0, 0.0, 1.0, 0.0]).double()[:, None]
-    made = lstm.step(p_TBP[0], keep_B1, h_BH, c_BH)
-    for ours, expected in zip(made, cell(p_TBP[0], (h_BH * keep_B1, c_BH * keep_B1)), strict=True):
+    first_B1 = torch.tensor([False, True, False, True])[:, None]
+    made = lstm.step(p_TBP[0], first_B1, h_BH, c_BH)
+    for ours, expected in zip(made, cell(p_TBP[0], (h_BH * ~first_B1, c_BH * ~first_B1)), strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-14)
 
 
@@ -113,11 +113,11 @@ def test_backward_equals_autograd(with_read: bool) -> None:
 
 @READS
 def test_backward_equals_differences(with_read: bool) -> None:
-    lstm, (p_TBP, keep_TB1, h_BH, c_BH) = build(M * with_read), inputs()
+    lstm, (p_TBP, first_TB1, h_BH, c_BH) = build(M * with_read), inputs()
     read = memory_read() if with_read else None
 
     def unrolled(p_TBP: Tensor, *_: Tensor) -> Tensor:
-        return lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=read)[0]
+        return lstm.unroll(p_TBP, first_TB1, h_BH, c_BH, read=read)[0]
 
     assert torch.autograd.gradcheck(unrolled, (p_TBP.requires_grad_(), *lstm.parameters()), fast_mode=True)
 
@@ -126,11 +126,11 @@ def test_backward_equals_differences(with_read: bool) -> None:
 def test_a_reset_cuts_state_and_gradient(with_read: bool) -> None:
     lstm, (p_TBP, _, h_BH, c_BH) = build(M * with_read), inputs()
     read = memory_read() if with_read else None
-    keep_TB1 = torch.ones(T, B, 1).double()
-    keep_TB1[4, :2] = 0  # worlds 0 and 1 start anew at step 4
+    first_TB1 = torch.zeros(T, B, 1, dtype=torch.bool)
+    first_TB1[4, :2] = True  # worlds 0 and 1 start anew at step 4
     p_TBP.requires_grad_()
-    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=read)
-    fresh_h, fresh_c = lstm.unroll(p_TBP[4:], torch.ones(T - 4, B, 1).double(), h_BH * 0, c_BH * 0, read=read)
+    h_TBH, c_TBH = lstm.unroll(p_TBP, first_TB1, h_BH, c_BH, read=read)
+    fresh_h, fresh_c = lstm.unroll(p_TBP[4:], torch.zeros(T - 4, B, 1, dtype=torch.bool), h_BH * 0, c_BH * 0, read=read)
     for made, fresh in ((h_TBH[4:], fresh_h), (c_TBH[4:], fresh_c)):
         torch.testing.assert_close(made[:, :2], fresh[:, :2], rtol=0, atol=1e-14)
         assert ((made[:, 2:] - fresh[:, 2:]).abs() > 1e-4).any()
@@ -142,9 +142,9 @@ def test_a_reset_cuts_state_and_gradient(with_read: bool) -> None:
 @READS
 def test_the_first_state_is_a_constant_and_c_only_a_value(with_read: bool) -> None:
     """Both come out of acting: learning sends no gradient into them, nor into c."""
-    lstm, (p_TBP, keep_TB1, h_BH, c_BH) = build(M * with_read), inputs()
+    lstm, (p_TBP, first_TB1, h_BH, c_BH) = build(M * with_read), inputs()
     before = h_BH.clone(), c_BH.clone()
-    h_TBH, c_TBH = lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, read=memory_read() if with_read else None)
+    h_TBH, c_TBH = lstm.unroll(p_TBP, first_TB1, h_BH, c_BH, read=memory_read() if with_read else None)
     assert h_TBH.requires_grad and not c_TBH.requires_grad
     assert torch.equal(h_BH, before[0]) and torch.equal(c_BH, before[1])
 
@@ -167,7 +167,7 @@ def test_the_read_sees_the_state_after_the_reset() -> None:
         seen.append((p_BP.clone(), h_BH.clone()))
         return torch.zeros(B, M).double()
 
-    lstm.step(p_TBP[0], torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double(), h_BH, c_BH, read=read)
+    lstm.step(p_TBP[0], torch.tensor([[False], [True], [False], [True]]), h_BH, c_BH, read=read)
     (p_BP, seen_h), h_BH[1], h_BH[3] = seen[0], 0, 0
     assert torch.equal(p_BP, p_TBP[0]) and torch.equal(seen_h, h_BH)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.encoder import DeepEncoder, Encoder, Weights
@@ -55,7 +56,7 @@ class AgentWeights(NamedTuple):
 class Agent(nn.Module):
     """Recurrent actor-critic for images. `memory_dim` is the size of what a memory read returns, 0 for none."""
 
-    action_A: Tensor
+    one_hot_A1A: Tensor
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Agent(nn.Module):
         self.lstm = MemoryLSTM(self.p_dim, config.hidden, memory_dim, dtype)
         self.policy = nn.Linear(config.hidden, num_actions)
         self.value = nn.Linear(config.hidden, 1)
-        self.register_buffer("action_A", torch.arange(num_actions), persistent=False)
+        self.register_buffer("one_hot_A1A", torch.eye(num_actions + 1, num_actions), persistent=False)
 
     @property
     def no_action(self) -> int:
@@ -89,8 +90,8 @@ class Agent(nn.Module):
 
     def describe(self, embedding_ND: Tensor, last_action_N: Tensor, last_reward_N: Tensor) -> Tensor:
         """p, the pixel input embedding with what was done and received last."""
-        one_hot_NA = torch.eq(last_action_N[..., None], self.action_A)
-        return torch.cat([embedding_ND, one_hot_NA.to(embedding_ND.dtype), last_reward_N[..., None]], -1)
+        one_hot_NA = F.embedding(last_action_N, self.one_hot_A1A)
+        return torch.cat([embedding_ND, one_hot_NA, last_reward_N[..., None]], -1)
 
     def step(
         self,
@@ -109,9 +110,9 @@ class Agent(nn.Module):
         with products(self.encoder.dtype):
             encode = self.encoder if tape is None or tape.images is None else tape.images.record
             embedding_BD = encode(obs_BHWC, w.encoder)
-            p_BP, moments = self.describe(embedding_BD, last_action_B, last_reward_B), tape.moments if tape else None
-            keep_B1 = torch.logical_not(first_B).to(h_BH.dtype)[:, None]
-            h_BH, c_BH = self.lstm.step(p_BP, keep_B1, h_BH, c_BH, w.lstm, read, moments)
+            p_BP = self.describe(embedding_BD, last_action_B, last_reward_B)
+            moments = tape.moments if tape else None
+            h_BH, c_BH = self.lstm.step(p_BP, first_B[:, None], h_BH, c_BH, w.lstm, read, moments)
         return self.logits(h_BH), h_BH, c_BH
 
     def logits(self, h_NH: Tensor) -> Tensor:
@@ -142,6 +143,6 @@ class Agent(nn.Module):
         encode = self.encoder if tape is None or tape.images is None else tape.images.replay
         embedding_ND = encode(obs_TBHWC.flatten(0, 1), w.encoder)
         p_TBP = self.describe(embedding_ND.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
-        keep_TB1, moments = (~first_TB)[..., None].to(h_BH.dtype), tape.moments if tape else None
+        moments = tape.moments if tape else None
         with products(self.encoder.dtype):
-            return self.lstm.unroll(p_TBP, keep_TB1, h_BH, c_BH, w.lstm, read, moments)
+            return self.lstm.unroll(p_TBP, first_TB[..., None], h_BH, c_BH, w.lstm, read, moments)

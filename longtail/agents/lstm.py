@@ -17,11 +17,12 @@ from longtail.agents.precision import products
 Read = Callable[[Tensor, Tensor], Tensor]
 
 
-def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_cell(x_gates_BG: Tensor, h_BH: Tensor, hidden_HG: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New h, new c, and the activated gates [B, 4H] that the backward pass needs."""
-    if x_gates_BG.is_cuda:
-        return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
-    gates_BG, H = x_gates_BG.to(c_BH.dtype) + h_gates_BG, c_BH.shape[-1]
+    h_BH = h_BH.to(hidden_HG.dtype)
+    if h_BH.is_cuda:
+        return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_BH @ hidden_HG, c_BH)  # one kernel
+    gates_BG, H = torch.addmm(x_gates_BG, h_BH, hidden_HG).to(c_BH.dtype), c_BH.shape[-1]
     i_f, g, o = gates_BG.split((2 * H, H, H), -1)
     if torch.is_grad_enabled():  # autograd does not let parts of a tensor be overwritten
         gates_BG = torch.cat([i_f.sigmoid(), g.tanh(), o.sigmoid()], -1)
@@ -58,24 +59,24 @@ class _Unroll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_HG: Tensor, keep_TB1: Tensor,
+        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_HG: Tensor, first_TB1: Tensor,
         h_BH: Tensor, c_BH: Tensor, tape: list[Moment] | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if tape is None:
             tape = []
-            for x_gates_BG, keep_B1 in zip(F.linear(p_TBP, input_GP, bias_G), keep_TB1, strict=True):
-                h_in_BH, c_in_BH = h_BH * keep_B1, c_BH * keep_B1
-                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH.to(hidden_HG.dtype) @ hidden_HG, c_in_BH)
+            for x_gates_BG, first_B1 in zip(F.linear(p_TBP, input_GP, bias_G), first_TB1, strict=True):
+                h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
+                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH, hidden_HG, c_in_BH)
                 tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = map(torch.stack, zip(*tape, strict=True))
-        ctx.save_for_backward(p_TBP, input_GP, hidden_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
+        ctx.save_for_backward(p_TBP, input_GP, hidden_HG, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
         ctx.mark_non_differentiable(c_TBH)
         return h_TBH, c_TBH
 
     @staticmethod
     def backward(ctx: Any, dh_TBH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        p_TBP, input_GP, hidden_HG, keep_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
-        backward = _backward_cuda if dh_TBH.is_cuda else _backward_cpu
+        p_TBP, input_GP, hidden_HG, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
+        backward, keep_TB1 = _backward_cuda if dh_TBH.is_cuda else _backward_cpu, (~first_TB1).to(c_TBH.dtype)
         dgates_TBG = backward(dh_TBH, hidden_HG.t(), keep_TB1, c_in_TBH, c_TBH, gates_TBG)
         dbias_G = dgates_TBG.sum((0, 1))
         dgates_NG, h_in_NH = (x.flatten(0, 1).to(hidden_HG.dtype) for x in (dgates_TBG, h_in_TBH))
@@ -152,23 +153,23 @@ class MemoryLSTM(nn.Module):
     def step(
         self,
         p_BP: Tensor,
-        keep_B1: Tensor,
+        first_B1: Tensor,
         h_BH: Tensor,
         c_BH: Tensor,
         weights: LSTMWeights | None = None,
         read: Read | None = None,
         tape: list[Moment] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One step; `keep` is 0 where an episode starts."""
+        """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
-        h_in_BH, c_in_BH = h_BH * keep_B1, c_BH * keep_B1
+        h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
         x_gates_BG = F.linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
         if read is not None:
             with products(torch.float32):  # acting and learning must find the same neighbours
                 m_BM = read(p_BP, h_in_BH)
             assert w.memory_MG is not None
             x_gates_BG = x_gates_BG + m_BM.to(w.memory_MG.dtype) @ w.memory_MG
-        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH.to(w.hidden_HG.dtype) @ w.hidden_HG, c_in_BH)
+        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH, w.hidden_HG, c_in_BH)
         if tape is not None:
             tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         return h_BH, c_BH
@@ -176,7 +177,7 @@ class MemoryLSTM(nn.Module):
     def unroll(
         self,
         p_TBP: Tensor,
-        keep_TB1: Tensor,
+        first_TB1: Tensor,
         h_BH: Tensor,
         c_BH: Tensor,
         weights: LSTMWeights | None = None,
@@ -190,10 +191,10 @@ class MemoryLSTM(nn.Module):
         w = self.prepare() if weights is None else weights
         if read is None:
             p_TBP = p_TBP.to(w.input_GP.dtype)
-            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_HG, keep_TB1, h_BH, c_BH, tape)
+            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_HG, first_TB1, h_BH, c_BH, tape)
         h_out, c_out = [], []
-        for p_BP, keep_B1 in zip(p_TBP, keep_TB1, strict=True):
-            h_BH, c_BH = self.step(p_BP, keep_B1, h_BH, c_BH, w, read)
+        for p_BP, first_B1 in zip(p_TBP, first_TB1, strict=True):
+            h_BH, c_BH = self.step(p_BP, first_B1, h_BH, c_BH, w, read)
             h_out.append(h_BH)
             c_out.append(c_BH.detach())
         return torch.stack(h_out), torch.stack(c_out)

@@ -121,7 +121,7 @@ def _value_at_time_limit(
     embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
     p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
     p_NP, h_NH, c_NH = (x.flatten(0, 1) for x in (p_TBP, h_TBH, c_TBH))
-    h, _ = agent.lstm.step(p_NP, torch.ones_like(p_NP[:, :1]), h_NH, c_NH, read=read)
+    h, _ = agent.lstm.step(p_NP, torch.zeros_like(p_NP[:, :1], dtype=torch.bool), h_NH, c_NH, read=read)
     return agent.values(h).view_as(reward_TB) * rollout.truncated
 
 
