@@ -39,7 +39,7 @@ def driver() -> str:
 
 
 MEMORY = Column(
-    f"GPU memory in GiB (ours: under {MEMORY_GIB})", "GiB", lambda line: text(line.get("gpu_memory_gib"), ".2f")
+    f"GPU memory in GiB (ours: under {MEMORY_GIB})", "GiB", lambda line: text(line.get("gpu_memory_gib"), "g")
 )
 GPU = Benchmark(
     name="gpu",

@@ -66,7 +66,7 @@ def show(report: Row, columns: Sequence[Column], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         words = column in MEASURED[:2]
-        table.add_column(column.short, justify="left" if words else "right", no_wrap=not words)
+        table.add_column(column.short, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for line in report["summary"]:
         if line["median"] is not None:
             table.add_row(*cells(line, columns))
