@@ -195,7 +195,7 @@ def test_what_acting_computed_is_as_good_as_computing_it_again(
     reward, h, c = (torch.randn(n, 9, *size, generator=g).to(device) for n, size in ((steps, ()), (1, (8,)), (1, (8,))))
     tape = agent.tape(steps, 9)
     with torch.no_grad():
-        h_now, c_now, weights = h[0], c[0], agent.prepare()
+        h_now, c_now, weights = h[0], c[0], agent.prepare(9)
         for t in range(steps):
             state = (obs[t], first[t], action[t], reward[t], h_now, c_now)
             _, h_now, c_now = agent.step(*state, weights, tape=tape)

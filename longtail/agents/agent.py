@@ -80,9 +80,9 @@ class Agent(nn.Module):
         """The last action at an episode's start: its one-hot vector is zero."""
         return self.num_actions
 
-    def prepare(self) -> AgentWeights:
-        """The weights as kernels want them: once for many steps."""
-        return AgentWeights(self.encoder.prepare(), self.lstm.prepare())
+    def prepare(self, batch: int = 1) -> AgentWeights:
+        """The weights as kernels want them: once for many steps. `batch` is given where all steps have the same."""
+        return AgentWeights(self.encoder.prepare(batch), self.lstm.prepare(batch))
 
     def tape(self, num_steps: int, batch: int) -> Tape:
         """For a rollout of as many steps, each of a batch."""

@@ -40,7 +40,7 @@ class Encoder(nn.Module):
             embeddings = [self.encode(chunk, weights) for chunk in chunks]
         return (torch.cat(embeddings) if len(embeddings) > 1 else embeddings[0]).float()
 
-    def prepare(self) -> Weights:
+    def prepare(self, batch: int = 1) -> Weights:
         raise NotImplementedError
 
     def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
@@ -69,7 +69,7 @@ class DeepEncoder(Encoder):
         self.convolutions = nn.ModuleList(convolutions)
         self.fc = nn.Linear(channels * rows * columns, embedding_dim)
 
-    def prepare(self) -> Weights:
+    def prepare(self, batch: int = 1) -> Weights:
         # Pixels stay 0..255, so 1/255 goes into the first weight.
         first, *rest = cast(list[nn.Conv2d], list(self.convolutions))
         kernels = [first.weight / 255, first.bias, *(w for conv in rest for w in (conv.weight, conv.bias))]

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longtail.agents.onednn import linear, pack_linear
 from longtail.agents.precision import products
 
 # A memory read: (p [B, P], h [B, H]) -> m [B, M]; h is the state before the step, after the reset (Eq. 6).
 Read = Callable[[Tensor, Tensor], Tensor]
 
 
-def lstm_cell(x_gates_BG: Tensor, h_BH: Tensor, hidden_HG: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New h, new c, and the activated gates [B, 4H] that the backward pass needs."""
-    h_BH = h_BH.to(hidden_HG.dtype)
-    if h_BH.is_cuda:
-        return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_BH @ hidden_HG, c_BH)  # one kernel
-    gates_BG, H = torch.addmm(x_gates_BG, h_BH, hidden_HG).to(c_BH.dtype), c_BH.shape[-1]
+    if x_gates_BG.is_cuda:
+        return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
+    gates_BG, H = x_gates_BG.to(c_BH.dtype) + h_gates_BG, c_BH.shape[-1]
     i_f, g, o = gates_BG.split((2 * H, H, H), -1)
     if torch.is_grad_enabled():  # autograd does not let parts of a tensor be overwritten
         gates_BG = torch.cat([i_f.sigmoid(), g.tanh(), o.sigmoid()], -1)
@@ -36,12 +36,13 @@ def lstm_cell(x_gates_BG: Tensor, h_BH: Tensor, hidden_HG: Tensor, c_BH: Tensor)
 
 
 class LSTMWeights(NamedTuple):
-    """In the precision of the products; its gradients are those of the parameters."""
+    """In the precision of the products, and perhaps packed; their gradients are those of the parameters."""
 
+    dtype: torch.dtype
     input_GP: Tensor
     bias_G: Tensor
-    hidden_HG: Tensor
-    memory_MG: Tensor | None
+    hidden_GH: Tensor
+    memory_GM: Tensor | None
 
 
 class Moment(NamedTuple):
@@ -59,29 +60,30 @@ class _Unroll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_HG: Tensor, first_TB1: Tensor,
+        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_GH: Tensor, first_TB1: Tensor,
         h_BH: Tensor, c_BH: Tensor, tape: list[Moment] | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if tape is None:
             tape = []
             for x_gates_BG, first_B1 in zip(F.linear(p_TBP, input_GP, bias_G), first_TB1, strict=True):
                 h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH, hidden_HG, c_in_BH)
+                h_gates_BG = F.linear(h_in_BH.to(hidden_GH.dtype), hidden_GH)
+                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH)
                 tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = map(torch.stack, zip(*tape, strict=True))
-        ctx.save_for_backward(p_TBP, input_GP, hidden_HG, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
+        ctx.save_for_backward(p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
         ctx.mark_non_differentiable(c_TBH)
         return h_TBH, c_TBH
 
     @staticmethod
     def backward(ctx: Any, dh_TBH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        p_TBP, input_GP, hidden_HG, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
+        p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
         backward, keep_TB1 = _backward_cuda if dh_TBH.is_cuda else _backward_cpu, (~first_TB1).to(c_TBH.dtype)
-        dgates_TBG = backward(dh_TBH, hidden_HG.t(), keep_TB1, c_in_TBH, c_TBH, gates_TBG)
+        dgates_TBG = backward(dh_TBH, hidden_GH, keep_TB1, c_in_TBH, c_TBH, gates_TBG)
         dbias_G = dgates_TBG.sum((0, 1))
-        dgates_NG, h_in_NH = (x.flatten(0, 1).to(hidden_HG.dtype) for x in (dgates_TBG, h_in_TBH))
-        dinput_GP, dhidden_HG = dgates_NG.t() @ p_TBP.flatten(0, 1), h_in_NH.t() @ dgates_NG
-        return (dgates_NG @ input_GP).view_as(p_TBP), dinput_GP, dbias_G, dhidden_HG, None, None, None, None
+        dgates_NG, h_in_NH = (x.flatten(0, 1).to(hidden_GH.dtype) for x in (dgates_TBG, h_in_TBH))
+        dinput_GP, dhidden_GH = dgates_NG.t() @ p_TBP.flatten(0, 1), dgates_NG.t() @ h_in_NH
+        return (dgates_NG @ input_GP).view_as(p_TBP), dinput_GP, dbias_G, dhidden_GH, None, None, None, None
 
 
 def _backward_cuda(
@@ -116,6 +118,7 @@ def _backward_cpu(
         keep_TB1.unbind(), dgates_TBG.unbind(), dgates_TB4H[:, :, :3].unbind(), dgates_TB4H[:, :, 3].unbind(),
         strict=True,
     )  # fmt: skip
+    dtype, weight_HG = weight_GH.dtype, pack_linear(weight_GH.t(), B)
     dh_BH, dc_BH = torch.zeros_like(c_TBH[0]), torch.zeros_like(c_TBH[0])
     for dh_out, c_of_h, o_of_h, ifg_of_c, before_of_c, keep, dgates, difg, do in reversed(list(steps)):
         dh_BH += dh_out
@@ -123,7 +126,7 @@ def _backward_cpu(
         torch.mul(dh_BH, o_of_h, out=do)
         torch.mul(dc_BH[:, None], ifg_of_c, out=difg)
         dc_BH *= before_of_c
-        torch.mul(dgates.to(weight_GH.dtype) @ weight_GH, keep, out=dh_BH)
+        torch.mul(linear(dgates.to(dtype), weight_HG), keep, out=dh_BH)
     return dgates_TBG
 
 
@@ -144,11 +147,14 @@ class MemoryLSTM(nn.Module):
         if self.memory is not None:
             nn.init.orthogonal_(self.memory)
 
-    def prepare(self) -> LSTMWeights:
+    def prepare(self, batch: int = 1) -> LSTMWeights:
         """The weights as products take them, differentiably; on a GPU `products` does the rounding."""
         dtype = self.hidden.dtype if self.hidden.is_cuda or self.dtype != torch.bfloat16 else self.dtype
-        memory_MG = None if self.memory is None else self.memory.to(dtype)
-        return LSTMWeights(self.input.weight.to(dtype), self.input.bias.to(dtype), self.hidden.to(dtype), memory_MG)
+        memory_GM = None if self.memory is None else self.memory.to(dtype).t()
+        input_GP, hidden_GH = self.input.weight.to(dtype), self.hidden.to(dtype).t()
+        if batch > 1:
+            input_GP, hidden_GH = pack_linear(input_GP, batch), pack_linear(hidden_GH, batch)
+        return LSTMWeights(dtype, input_GP, self.input.bias.to(dtype), hidden_GH, memory_GM)
 
     def step(
         self,
@@ -163,13 +169,14 @@ class MemoryLSTM(nn.Module):
         """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
         h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-        x_gates_BG = F.linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
+        x_gates_BG = linear(p_BP.to(w.dtype), w.input_GP, w.bias_G)
         if read is not None:
             with products(torch.float32):  # acting and learning must find the same neighbours
                 m_BM = read(p_BP, h_in_BH)
-            assert w.memory_MG is not None
-            x_gates_BG = x_gates_BG + m_BM.to(w.memory_MG.dtype) @ w.memory_MG
-        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_in_BH, w.hidden_HG, c_in_BH)
+            assert w.memory_GM is not None
+            x_gates_BG = x_gates_BG + F.linear(m_BM.to(w.dtype), w.memory_GM)
+        h_gates_BG = linear(h_in_BH.to(w.dtype), w.hidden_GH)
+        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH)
         if tape is not None:
             tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         return h_BH, c_BH
@@ -190,8 +197,8 @@ class MemoryLSTM(nn.Module):
         """
         w = self.prepare() if weights is None else weights
         if read is None:
-            p_TBP = p_TBP.to(w.input_GP.dtype)
-            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_HG, first_TB1, h_BH, c_BH, tape)
+            p_TBP = p_TBP.to(w.dtype)
+            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_GH, first_TB1, h_BH, c_BH, tape)
         h_out, c_out = [], []
         for p_BP, first_B1 in zip(p_TBP, first_TB1, strict=True):
             h_BH, c_BH = self.step(p_BP, first_B1, h_BH, c_BH, w, read)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.encoder import CPU_CHUNK, Encoder, Weights
+from longtail.agents.onednn import conv2d, linear, pack_conv, pack_linear
 
 # Both convolutions [B, H, W, C] and the embedding [B, D].
 Activations = tuple[Tensor, ...]
@@ -30,13 +31,20 @@ class ShallowEncoder(Encoder):
         shape1 = (height // 4 - 1, width // 4 - 1, 16)
         shape2 = ((shape1[0] - 4) // 2 + 1, (shape1[1] - 4) // 2 + 1, 32)
         self.fc = nn.Linear(shape2[0] * shape2[1] * shape2[2], embedding_dim)
-        self.shapes = (shape1, shape2, (embedding_dim,))
+        self.shapes = (obs_shape, shape1, shape2, (embedding_dim,))
 
-    def prepare(self) -> Weights:
+    def prepare(self, batch: int = 1) -> Weights:
         rows = 4 if self.fc.weight.is_cuda else 1
         # Pixels stay 0..255 (exact in bf16), so 1/255 goes into the weight.
         conv1, conv2 = fold_pixels(self.conv1.weight / 255, rows, 4), fold_pixels(self.conv2.weight, 1, 2)
-        return [self._cast(w) for w in (conv1, self.conv1.bias, conv2, self.conv2.bias, self.fc.weight, self.fc.bias)]
+        parameters = (conv1, self.conv1.bias, conv2, self.conv2.bias, self.fc.weight, self.fc.bias)
+        w1, b1, w2, b2, w3, b3 = (self._cast(w) for w in parameters)
+        if batch > 1:
+            (height, width, channels), shape1, *_ = self.shapes
+            w1 = pack_conv(w1, (4 // rows, 1), (batch, 4 * channels, height, width // 4))
+            w2 = pack_conv(w2, (2, 1), (batch, 32, shape1[0], shape1[1] // 2))
+            w3 = pack_linear(w3, batch)
+        return [w1, b1, w2, b2, w3, b3]
 
     def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
         return self.layers(image_NHWC, weights)[-1]
@@ -47,7 +55,7 @@ class ShallowEncoder(Encoder):
         x1_out, x2_out, x3_out = (None, None, None) if out is None else out
         x1 = _conv_relu(*_pixels(image_NHWC, self.dtype), w1, b1, x1_out)
         x2 = _conv_relu(join_columns(x1, 2), (2, 1), w2, b2, x2_out)
-        return x1, x2, _relu(F.linear(x2.flatten(1), w3, b3), x3_out)
+        return x1, x2, _relu(linear(x2.flatten(1), w3, b3), x3_out)
 
 
 class ImageTape:
@@ -61,7 +69,7 @@ class ImageTape:
         self.steps: list[Activations] = []
         self.buffers = None
         if not encoder.fc.weight.is_cuda:
-            self.buffers = [torch.empty(num_steps, batch, *shape, dtype=encoder.dtype) for shape in encoder.shapes]
+            self.buffers = [torch.empty(num_steps, batch, *shape, dtype=encoder.dtype) for shape in encoder.shapes[1:]]
 
     def record(self, image_BHWC: Tensor, weights: Weights) -> Tensor:
         """Embeddings of one more step."""
@@ -123,7 +131,7 @@ def _conv_relu(x_NCHW: Tensor, stride: tuple[int, int], weight: Tensor, bias: Te
     """To [N, H, W, C]."""
     if x_NCHW.is_cuda and not torch.is_grad_enabled():  # one kernel
         return torch.cudnn_convolution_relu(x_NCHW, weight, bias, stride, (0, 0), (1, 1), 1).permute(0, 2, 3, 1)
-    return _relu(F.conv2d(x_NCHW, weight, bias, stride).permute(0, 2, 3, 1), out)
+    return _relu(conv2d(x_NCHW, weight, bias, stride).permute(0, 2, 3, 1), out)
 
 
 def _relu(x: Tensor, out: Tensor | None) -> Tensor:

@@ -83,7 +83,7 @@ def act(
 ) -> None:
     """Fill the rollout with the policy's own steps. Reads nothing back to the host."""
     r = rollout
-    weights = agent.prepare()
+    weights = agent.prepare(world.num_worlds)
     world.prepare(r.unroll)
     h_BH, c_BH = r.h_before.copy_(r.h), r.c_before.copy_(r.c)
     r.last_action[0].copy_(r.last_action[-1])
