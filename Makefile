@@ -56,8 +56,9 @@ test-gpu: $(READY)  ## the tests that need a CUDA GPU
 bench: $(READY)  ## steps per second on this machine
 	$(BIN)/longtail bench
 
-figures: $(READY)  ## draw the pictures of the docs again, from the worlds and from results/
+figures: $(READY)  ## the pictures and tables of the docs again, from the worlds and from results/
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/tables.py
 
 clean:  ## remove the virtual environment, caches, built packages and the demo's run; other runs stay
 	rm -rf $(VENV) dist $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

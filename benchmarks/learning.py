@@ -3,9 +3,9 @@
     python benchmarks/learning.py select     # a grid of two fields, on generated levels: what `default` is chosen by
     python benchmarks/learning.py judge      # `default`, on the public levels, which nothing was chosen on
 
-Writes results/learning/COMMAND.csv (a row for each run), COMMAND-tasks.csv (a row for each task of each run) and
-COMMAND.json (hardware, versions, command). Runs that share a GPU are replayed in turns, each on a stream of its own;
-each gives what it gives alone. About 10 minutes on a large GPU; on a CPU it works, too, in hours.
+Writes into results/learning/, for 4 million steps: COMMAND-4M.csv (a row for each run), COMMAND-4M-tasks.csv (a row
+for each task of each run) and COMMAND-4M.json (hardware, versions, command). Runs that share a GPU are replayed in
+turns, each on a stream of its own; each gives what it gives alone. A few minutes on a large GPU; hours on a CPU.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from longtail.config import RunConfig, resolve_device
+from longtail.config import RunConfig, resolve_device, resolve_precision
 from longtail.evaluate import eval_csv, play_tasks
 from longtail.recipes import recipe
+from longtail.runfolder import git_commit
 from longtail.scores import score_weights, weighted_score
 from longtail.train import Trainer
 from longtail.trained import TrainedAgent
@@ -152,7 +152,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4_000_000, help="of each run (default 4,000,000)")
     parser.add_argument("--seeds", type=int, default=10, help="judge: how many (default 10)")
     parser.add_argument("--together", type=int, default=9, help="runs at a time on one device (default 9)")
-    parser.add_argument("--name", help="of the files; default: the command")
     parser.add_argument("--out", type=Path, default=Path("results/learning"), metavar="DIR")
     args = parser.parse_args(argv)
     for name in ("steps", "seeds", "together"):
@@ -167,22 +166,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = resolve_device("auto")
     began = time.perf_counter()
     rows, by_task = zip(*measure(configs, args.together), strict=True)
+    flags = {"steps": args.steps} | ({"seeds": args.seeds} if args.command == "judge" else {})
+    flags |= {"together": args.together}
     about = {
-        "command": f"python benchmarks/learning.py {args.command} --steps {args.steps}"
-        + (f" --seeds {args.seeds}" if args.command == "judge" else "")
-        + f" --together {args.together}",
+        "command": " ".join(
+            ["python benchmarks/learning.py", args.command, *(f"--{flag} {value}" for flag, value in flags.items())]
+        ),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": metadata.version("numpy"),
-        },
+        "precision": str(resolve_precision("auto", device)).removeprefix("torch."),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "seconds": round(time.perf_counter() - began, 1),
         "episodes_per_task": EPISODES,
         "chosen_by": CHOSEN_BY,
     }
-    write(args.out, args.name or args.command, rows, by_task, about)
+    write(args.out, f"{args.command}-{args.steps / 1e6:.3g}M", rows, by_task, about)
     show(summary(rows))
     return 0
 

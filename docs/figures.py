@@ -1,14 +1,14 @@
-"""Every picture of the docs, and the README's table of results, from the worlds themselves and from raw rows.
+"""Every picture of the docs, from the worlds themselves and from raw rows.
 
     python docs/figures.py            (or: make figures)
 
-Draws into docs/img/ and rewrites the lines between the table's marks in README.md. What has no rows under results/
-yet is left out, and said. The demo's rows are made by: make demo && cp runs/demo/*.json* runs/demo/*.csv results/demo/
+Draws into docs/img/. A picture whose rows under results/ do not exist yet is left out, and named.
 """
 
-import json
+import csv
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,15 +17,11 @@ from matplotlib.patches import Rectangle
 
 from longtail import zipf
 from longtail.report.heatmap import heatmap_png
-from longtail.runfolder import read_config
 from longtail.scores import references
 from longtail.worlds import WORLDS, make
 
 ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "results" / "demo"
-SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
-Scores = dict[str, dict[str, float]]
-TABLE = ("<!-- demo table: make figures -->\n", "<!-- end of demo table -->\n")
+RESULTS = ROOT / "results"
 
 
 def worlds_figure() -> Figure:
@@ -87,47 +83,39 @@ def law_figure() -> Figure:
     return figure
 
 
-def demo_table(name: str, summary: Scores, known: Scores, manifest: dict[str, Any]) -> str:
-    """The README's table, in Markdown: the agent, those who have not learned, and what the numbers were made by."""
-    agent = (f"{s['value']:.1f} ({s['low']:.1f} to {s['high']:.1f})" for s in (summary[score] for score in SCORES))
-    rows = [["success in %", *SCORES], ["---"] * (len(SCORES) + 1), [name, *agent]]
-    rows += [[who, *(f"{scores[score]:.1f}" for score in SCORES)] for who, scores in known.items()]
-    last, minutes = manifest["sessions"][-1], manifest["wall_seconds"] / 60
-    hardware = f"{last['hardware']['cpus']} cores ({last['hardware']['cpu']}, {last['precision']})"
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", f"In brackets 95 % intervals. {last['to_step']:,} steps, {minutes:.1f} minutes on {hardware}."]
-    lines += ["", "![Success of every task, and how often training saw it](docs/img/demo.png)"]
-    return "\n".join(lines) + "\n"
+def learning_figure() -> Figure:
+    """Every seed's scores on the public levels, beside a random walk."""
+    figure = Figure(figsize=(9.4, 3.4), layout="constrained")
+    known = references(WORLDS["gridworld"], make(WORLDS["gridworld"], 1).tasks)["random walk"]
+    for axes, score in zip(figure.subplots(1, 3), ("zipfian", "uniform", "rare"), strict=True):
+        for x, (name, steps) in enumerate((("judge-4M", "4M steps"), ("judge-12.5M", "12.5M steps"))):
+            with (RESULTS / "learning" / f"{name}.csv").open(newline="") as file:
+                values = sorted(float(row[score]) for row in csv.DictReader(file))
+            spread = x + np.linspace(-0.18, 0.18, len(values))
+            axes.scatter(spread, values, s=26, color=("#8fb3d9", "#3b6ea5")[x], label=steps, zorder=3)
+            axes.hlines(np.mean(values), x - 0.3, x + 0.3, color="#333333", linewidth=1.5, zorder=2)
+        axes.axhline(known[score], color="crimson", linewidth=1, linestyle="--", label="random walk")
+        axes.set(title=f"{score}: success in %", xticks=(0, 1), xticklabels=("4M steps", "12.5M steps"))
+        axes.set(xlim=(-0.5, 1.5), ylim=(0, 100 if score == "zipfian" else 60))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    return figure
 
 
-def with_table(text: str, table: str) -> str:
-    """A text with the lines between the table's marks replaced."""
-    before, rest = text.split(TABLE[0])
-    _, after = rest.split(TABLE[1])
-    return before + TABLE[0] + table + TABLE[1] + after
+FIGURES: dict[str, Callable[[], Figure]] = {"gridworld": worlds_figure, "law": law_figure, "learning": learning_figure}
 
 
 def draw(images: Path) -> None:
     images.mkdir(parents=True, exist_ok=True)
-    for name, figure in {"gridworld": worlds_figure, "law": law_figure}.items():
+    for name, figure in FIGURES.items():
         figure().savefig(images / f"{name}.png", dpi=110)
-    if DEMO.is_dir():
-        (images / "demo.png").write_bytes(heatmap_png(DEMO / "eval.csv", "gridworld-small"))
+    rows = RESULTS / "demo" / "eval.csv"
+    if rows.exists():
+        (images / "demo.png").write_bytes(heatmap_png(rows, "gridworld-small"))
     else:
-        print("no demo.png and no table: results/demo/ holds no rows yet")
-
-
-def readme_with_table(text: str) -> str:
-    """README.md with the table of results/demo/, unchanged where there are no rows."""
-    if not DEMO.is_dir():
-        return text
-    config = read_config(DEMO)
-    summary, manifest = (json.loads((DEMO / name).read_text()) for name in ("summary.json", "manifest.json"))
-    known = references(config.world, make(config.world, 1).tasks)
-    return with_table(text, demo_table(config.method, summary, known, manifest))
+        print("no demo.png: results/demo/ holds no rows yet", file=sys.stderr)
 
 
 if __name__ == "__main__":
     draw(ROOT / "docs" / "img")
-    readme = ROOT / "README.md"
-    readme.write_text(readme_with_table(readme.read_text()))

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,24 +146,31 @@ def test_figures_can_be_drawn(tmp_path: Path) -> None:
     assert drawn == {path.name for path in (ROOT / "docs" / "img").iterdir()}
 
 
-def test_readme_table_matches_its_rows() -> None:
-    made, text = figures(), (ROOT / "README.md").read_text()
-    assert made["readme_with_table"](text) == text
-    # The check can fail: another table is noticed.
-    assert made["with_table"](text, "| 1.0 |\n") != text
+def tables() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "docs" / "tables.py"))
 
 
-def test_readme_table_of_given_rows() -> None:
-    made = figures()
-    scores = {name: {"value": 50.04, "low": 40.0, "high": 60.0} for name in made["SCORES"]}
-    known = {"random walk": dict.fromkeys(made["SCORES"], 9.96)}
-    hardware = {"cpus": 2, "cpu": "a processor"}
-    manifest = {"wall_seconds": 90.0, "sessions": [{"hardware": hardware, "precision": "float32", "to_step": 1024}]}
-    lines = made["demo_table"]("impala", scores, known, manifest).splitlines()
-    assert lines[2].startswith("| impala | 50.0 (40.0 to 60.0) | ")
-    assert lines[3].startswith("| random walk | 10.0 | ")
-    assert len({line.count("|") for line in lines[:4]}) == 1
-    assert lines[5] == "In brackets 95 % intervals. 1,024 steps, 1.5 minutes on 2 cores (a processor, float32)."
+def test_tables_match_their_rows() -> None:
+    """Every table of the docs has rows under results/, and says what they say."""
+    made, found = tables(), 0
+    for page in made["PAGES"]:
+        text = page.read_text()
+        assert made["with_tables"](text, ROOT / "results") == (text, []), f"make figures brings {page.name} up to date"
+        found += len(made["MARK"].findall(text))
+    assert found == len(made["TABLES"])
+
+
+def test_other_rows_would_be_noticed(tmp_path: Path) -> None:
+    made, page = tables(), ROOT / "docs" / "learning.md"
+    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
+    rows = tmp_path / "learning" / "judge-4M.csv"
+    assert made["with_tables"](page.read_text(), tmp_path) == (page.read_text(), [])
+    *lines, last = rows.read_text().splitlines()
+    rows.write_text("\n".join([*lines, ",".join([*last.split(",")[:-1], "99.9"])]) + "\n")
+    text, missing = made["with_tables"](page.read_text(), tmp_path)
+    assert text != page.read_text() and not missing
+    rows.unlink()
+    assert made["with_tables"](page.read_text(), tmp_path)[1] == ["judge"]
 
 
 def test_configuration_files_of_tools() -> None:

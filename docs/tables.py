@@ -1,0 +1,165 @@
+"""Every table of results in the docs, rebuilt from the raw rows under results/.
+
+    python docs/tables.py            (or: make figures)
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is a function here. A table whose rows
+do not exist yet stays empty, and is named. The demo's rows are made by:
+make demo && cp runs/demo/{config,manifest,summary}.json runs/demo/eval.csv results/demo/
+"""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from longtail.runfolder import read_config
+from longtail.scores import references
+from longtail.worlds import WORLDS, GridworldConfig, make
+from longtail.worlds.gridworld import cell_facts
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "learning.md")
+MARK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
+HEAD_CELLS = 8  # that the discovery table shows
+
+Row = dict[str, str]
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * len(titles), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def read_rows(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def walkers() -> list[list[str]]:
+    """Rows of those who have not learned, on the public levels."""
+    config = WORLDS["gridworld"]
+    known = references(config, make(config, 1).tasks)
+    return [[who, "", *(f"{scores[score]:.1f}" for score in SCORES)] for who, scores in known.items()]
+
+
+def demo(results: Path) -> str:
+    """The agent of `make demo`, those who have not learned, and what the numbers were made by."""
+    folder = results / "demo"
+    summary, manifest = (json.loads((folder / name).read_text()) for name in ("summary.json", "manifest.json"))
+    config = read_config(folder)
+    agent = (f"{s['value']:.1f} ({s['low']:.1f} to {s['high']:.1f})" for s in (summary[score] for score in SCORES))
+    rows = [[config.method, *agent]]
+    for who, scores in references(config.world, make(config.world, 1).tasks).items():
+        rows.append([who, *(f"{scores[score]:.1f}" for score in SCORES)])
+    last, minutes = manifest["sessions"][-1], manifest["wall_seconds"] / 60
+    hardware = f"{last['hardware']['cpus']} cores ({last['hardware']['cpu']}, {last['precision']})"
+    about = f"In brackets 95 % intervals. {last['to_step']:,} steps, {minutes:.1f} minutes on {hardware}."
+    picture = "![Success of every task, and how often training saw it](docs/img/demo.png)"
+    return f"{markdown(('success in %', *SCORES), rows)}\n{about}\n\n{picture}\n"
+
+
+def cpu(results: Path) -> str:
+    return (results / "bench" / "cpu.md").read_text()
+
+
+def gpu(results: Path) -> str:
+    return (results / "bench" / "gpu.md").read_text()
+
+
+def parts(results: Path) -> str:
+    """Our own rates part by part, medians over the rounds of both benchmarks."""
+    reports = [json.loads((results / "bench" / name).read_text()) for name in ("cpu.json", "gpu.json")]
+    found: dict[str, list[dict[str, float]]] = {}
+    for report in reports:
+        for row in report["rows"]:
+            if "parts" in row.get("detail", {}):
+                name = f"{row['detail']['device']}, {row['detail']['worlds']} worlds, {row['detail']['precision']}"
+                found.setdefault(name, []).append(row["detail"]["parts"])
+    names = list(next(iter(found.values()))[0])
+    lines = [[where, *(f"{median(run[n] for run in runs):,.0f}" for n in names)] for where, runs in found.items()]
+    return markdown(("steps/s", *names), lines)
+
+
+def select(results: Path) -> str:
+    """Means over the sets of generated levels, best first."""
+    rows = read_rows(results / "learning" / "select-4M.csv")
+    about = json.loads((results / "learning" / "select-4M.json").read_text())
+    grid = sorted({(row["learning_rate"], row["entropy_cost"]) for row in rows})
+    lines = []
+    for point in grid:
+        mine = [row for row in rows if (row["learning_rate"], row["entropy_cost"]) == point]
+        values = {score: [float(row[score]) for row in mine] for score in SCORES}
+        spread = f"{min(values['uniform']):.1f} to {max(values['uniform']):.1f}"
+        lines.append([*point, str(len(mine)), *(f"{fmean(values[score]):.1f}" for score in SCORES), spread])
+    lines.sort(key=lambda line: -float(line[3 + SCORES.index(about["chosen_by"])]))
+    titles = ("learning rate", "entropy cost", "runs", *SCORES, "uniform, lowest to highest")
+    return f"{markdown(titles, lines)}\n{source(about)}\n"
+
+
+def judge(results: Path) -> str:
+    """Means over seeds with the spread between them, beside a random walk and shortest paths."""
+    lines, abouts = [], []
+    for name, steps in (("judge-4M", "4 million"), ("judge-12.5M", "12.5 million")):
+        rows = read_rows(results / "learning" / f"{name}.csv")
+        values = {score: [float(row[score]) for row in rows] for score in SCORES}
+        cells = (f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values.values())
+        lines.append([f"IMPALA, {steps} steps", str(len(rows)), *cells])
+        abouts.append(source(json.loads((results / "learning" / f"{name}.json").read_text())))
+    titles = ("success in %, mean (lowest to highest)", "seeds", *SCORES)
+    return f"{markdown(titles, [*lines, *walkers()])}\n" + "\n".join(abouts) + "\n"
+
+
+def discovery(results: Path) -> str:
+    """How many seeds have found each of the most frequent tasks (success of more than a half)."""
+    config = WORLDS["gridworld"]
+    assert isinstance(config, GridworldConfig)
+    facts = cell_facts(config)
+    by_run = {name: read_rows(results / "learning" / f"judge-{name}-tasks.csv") for name in ("4M", "12.5M")}
+    first = {int(row["task"]): row for row in by_run["4M"]}
+    lines = []
+    for task in sorted(first, key=lambda task: -float(first[task]["probability"]))[:HEAD_CELLS]:
+        found = []
+        for rows in by_run.values():
+            mine = [2 * int(row["successes"]) > int(row["episodes"]) for row in rows if int(row["task"]) == task]
+            found.append(f"{sum(mine)} of {len(mine)}")
+        share, path, reach = float(first[task]["probability"]), facts.shortest_path[task], facts.random_reach[task]
+        where = f"map {first[task]['map']}, object {first[task]['object']}"
+        lines.append([where, f"{100 * share:.1f} %", str(path), f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}", *found])
+    titles = ("task", "of all episodes", "shortest path", "a random walk finds it", "seeds, 4M", "seeds, 12.5M")
+    return markdown(titles, lines)
+
+
+def source(about: dict[str, Any]) -> str:
+    return f"    {about['command']}    # {about['device']}, {about['date'][:10]}, {about['seconds']:.0f} s"
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    table.__name__: table for table in (demo, cpu, gpu, parts, select, judge, discovery)
+}
+
+
+def with_tables(text: str, results: Path) -> tuple[str, list[str]]:
+    """A page with its tables rebuilt, and the names of those that have no rows yet."""
+    missing: list[str] = []
+
+    def rebuilt(match: re.Match[str]) -> str:
+        try:
+            return f"{match[1]}{TABLES[match[2]](results)}{match[4]}"
+        except FileNotFoundError:
+            missing.append(match[2])
+            return f"{match[1]}{match[4]}"
+
+    return MARK.sub(rebuilt, text), missing
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        text, missing = with_tables(page.read_text(), ROOT / "results")
+        page.write_text(text)
+        for name in missing:
+            print(f"{page.name}: no rows for the table {name!r}", file=sys.stderr)
