@@ -129,7 +129,9 @@ def discovery(results: Path) -> str:
             found.append(f"{sum(mine)} of {len(mine)}")
         share, path, reach = float(first[task]["probability"]), facts.shortest_path[task], facts.random_reach[task]
         where = f"map {first[task]['map']}, object {first[task]['object']}"
-        lines.append([where, f"{100 * share:.1f} %", str(path), f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}", *found])
+        lines.append(
+            [where, f"{100 * share:.1f} %", str(path), f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}", *found]
+        )
     titles = ("task", "of all episodes", "shortest path", "a random walk finds it", "seeds, 4M", "seeds, 12.5M")
     return markdown(titles, lines)
 

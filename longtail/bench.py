@@ -1,8 +1,10 @@
 """Steps per second on this machine: worlds alone, acting, learning, and the whole iteration."""
 
 import json
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from longtail.agents.agent import Kind
-from longtail.config import Device, Precision
+from longtail.config import Device, Precision, RunConfig
 from longtail.engine.graph import capture
 from longtail.impala.act import act
 from longtail.impala.learn import learn
@@ -47,8 +49,11 @@ def bench(
     world: str = "gridworld",
 ) -> dict[str, Any]:
     """Rates of each part on one configuration; the parts run as they do in training (graphs on a GPU)."""
-    if seconds <= 0:
-        raise ValueError(f"seconds is {seconds}: it must be above 0")
+    for name, value in (("worlds", worlds), ("unroll", unroll)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"seconds is {seconds}: it must be above 0 and finite")
     config = recipe(world)
     config = replace(
         config,
@@ -57,32 +62,11 @@ def bench(
         impala=replace(config.impala, worlds=worlds, unroll=unroll),
         agent=replace(config.agent, encoder=encoder),
     )
-    trainer = Trainer(config)
-    generators = [trainer.generator]
-
-    def ready(function: Callable[[], Any]) -> Callable[[], Any]:
-        if trainer.device.type != "cuda":
-            return function
-        tensors: list[Tensor] = [t for name, t in trainer.state_dict().items() if name != "generator"]
-        return capture(function, tensors, generators)
-
-    action_B = torch.zeros(worlds, dtype=torch.int64, device=trainer.device)
-
-    def step_worlds() -> None:
-        trainer.world.prepare(unroll)
-        for t in range(unroll):
-            trainer.world.observe(trainer.rollout.obs[t])
-            trainer.world.step(action_B)
-
-    parts: dict[str, Callable[[], Any]] = {
-        "worlds only": step_worlds,
-        "rollout only": lambda: act(
-            trainer.agent, trainer.world, trainer.rollout, trainer.generator, config.impala.reward_clip
-        ),
-        "learn only": lambda: learn(trainer.agent, trainer.rollout, trainer.optimizer, config.impala),
-        "train": trainer.iteration,
-    }
-    rates = {name: worlds * unroll / measure(ready(part), seconds, trainer.device) for name, part in parts.items()}
+    trainer = _build(config)
+    try:
+        rates = {name: worlds * unroll / measure(part, seconds, trainer.device) for name, part in _parts(trainer)}
+    finally:
+        trainer.world.close()
     peak = torch.cuda.max_memory_allocated() / 2**30 if trainer.device.type == "cuda" else None
     name = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "cpu"
     return {
@@ -97,6 +81,40 @@ def bench(
         "gpu_memory_gib": None if peak is None else round(peak, 3),
         "torch": torch.__version__,
     }
+
+
+def _build(config: RunConfig) -> Trainer:
+    try:
+        return Trainer(config)
+    except Exception as error:
+        # NumPy and PyTorch have several errors for what is too large.
+        if not re.search("memory|overflow", f"{type(error).__name__}: {error}", re.IGNORECASE):
+            raise
+        sizes = f"worlds is {config.impala.worlds} and unroll {config.impala.unroll}"
+        raise ValueError(f"{sizes}: they do not fit into memory, so lower one of them") from error
+
+
+def _parts(trainer: Trainer) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is measured, each as it runs in training and made ready when its turn comes."""
+    agent, world, rollout, settings = trainer.agent, trainer.world, trainer.rollout, trainer.config.impala
+    action_B = torch.zeros(world.num_worlds, dtype=torch.int64, device=trainer.device)
+
+    def step_worlds() -> None:
+        world.prepare(rollout.unroll)
+        for t in range(rollout.unroll):
+            world.observe(rollout.obs[t])
+            world.step(action_B)
+
+    def ready(function: Callable[[], Any]) -> Callable[[], Any]:
+        if trainer.device.type != "cuda":
+            return function
+        tensors: list[Tensor] = [t for name, t in trainer.state_dict().items() if name != "generator"]
+        return capture(function, tensors, [trainer.generator])
+
+    yield "worlds only", ready(step_worlds)
+    yield "rollout only", ready(lambda: act(agent, world, rollout, trainer.generator, settings.reward_clip))
+    yield "learn only", ready(lambda: learn(agent, rollout, trainer.optimizer, settings))
+    yield "train", ready(trainer.iteration)
 
 
 def print_bench(

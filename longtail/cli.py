@@ -4,19 +4,17 @@ What a command needs is imported when it runs, so that usage and mistakes are an
 """
 
 import difflib
-import io
-import re
+import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
-from dataclasses import dataclass
-from itertools import dropwhile, takewhile
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal
 
-import tyro
 from rich.console import Console
-from tyro.conf import AvoidSubcommands, Positional, arg
+from tyro.conf import Positional, arg
+
+from longtail.flags import parse
 
 USAGE = """\
 [bold]longtail[/]: reinforcement learning in worlds where rare tasks matter
@@ -81,7 +79,8 @@ class BenchArgs:
     seconds: float = 5.0
     """How long to measure each part."""
     json: bool = False
-    """Print one JSON object instead of a table."""
+    """Print one line of JSON instead of a table: steps_per_second (of worlds only, rollout only, learn only, train),
+    world, encoder, worlds, unroll, precision, device, threads, gpu_memory_gib (null without a GPU) and torch."""
 
 
 @dataclass(frozen=True)
@@ -94,55 +93,13 @@ class DoctorArgs:
     """Say what works on this machine, and what to do where something does not."""
 
 
-T = TypeVar("T")
-
-
-def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
-    """Arguments as a dataclass; a mistake is a ValueError of one line instead of tyro's box."""
-    box = io.StringIO()
-    try:
-        with redirect_stderr(box):
-            parsed = tyro.cli(kind, args=argv, default=default, prog=f"longtail {command}", config=(AvoidSubcommands,))
-            return cast(T, parsed)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise ValueError(f"{one_line(box.getvalue())} (longtail {command} --help lists all flags)") from None
-
-
-# What tyro says, in the words of all our errors: field, value, what would be right.
-REWORDED = (
-    (r"^Error parsing (?!-)\S+: ", ""),  # the error names the field itself
-    (r"^Error parsing (\S+): invalid literal for int\(\).*: (.*)$", r"\1 is \2: it must be a whole number"),
-    (r"^Error parsing (\S+): could not convert string to float: (.*)$", r"\1 is \2: it must be a number"),
-    (r"^Missing value for argument '(\S+)'.*$", r"\1 has no value: one must follow it"),
-    (r"^Missing from longtail \w+: (\w+) .*$", r"\1 is missing"),
-    (r"^[Ii]nvalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.$", r"\2 is \1: it must be one of \3"),
-    (r"^Unrecognized options: ", "not understood: "),
-)
-
-
-def one_line(box: str) -> str:
-    """What a box of tyro's says: its first part, and the nearest flag if it suggests one."""
-    lines = [line.strip("│╭╮╰╯ \n") for line in box.splitlines()]
-    # Under its title, a rule of hyphens where stdout is not UTF-8; a rule again below the first part.
-    body = list(dropwhile(_is_rule, lines[1:]))
-    text = " ".join(takewhile(lambda line: not _is_rule(line), body))
-    for pattern, words in REWORDED:
-        text = re.sub(pattern, words, text)
-    near = re.search(r"Perhaps you meant:\s*(--[^\s,]+)", box.replace("│", " "))
-    return f"{text}; did you mean {near[1]}?" if near else text
-
-
-def _is_rule(line: str) -> bool:
-    return not line.strip("─-")
-
-
 def train_command(argv: list[str]) -> None:
     if argv and set(argv[:1]) & {"-h", "--help"}:
         world, rest = "gridworld", argv
-    elif not argv or argv[0].startswith("-"):
+    elif not argv:
         raise ValueError("world is missing: longtail train WORLD, gridworld-small for example (see longtail worlds)")
+    elif argv[0].startswith("-"):
+        raise ValueError(f"not understood: {argv[0]}; the world comes first: longtail train WORLD [flags]")
     else:
         world, rest = argv[0], argv[1:]
 
@@ -162,8 +119,14 @@ def train_command(argv: list[str]) -> None:
 
     method, preset = _early(rest, "--method", "impala"), _early(rest, "--preset", "default")
     default = TrainArgs(recipe(world, method, preset))  # type: ignore[arg-type]
-    args = parse(TrainArgs, rest, f"train {'WORLD' if rest is argv else world}", default)
-    train(args.config, args.out, args.stop_at)
+    try:
+        args = parse(TrainArgs, rest, f"train {'WORLD' if rest is argv else world}", default)
+        train(args.config, args.out, args.stop_at)
+    except ValueError as error:  # a world knows its fields, not that their flags begin with world.
+        own = {f.name for f in fields(default.config.world)} - {f.name for f in fields(RunConfig)}
+        if str(error).partition(" is ")[0] in own:
+            raise ValueError(f"world.{error}") from error
+        raise
 
 
 def _early(argv: list[str], flag: str, otherwise: str) -> str:
@@ -180,7 +143,10 @@ def eval_command(argv: list[str]) -> None:
     args = parse(EvalArgs, argv, "eval")
     from longtail.evaluate import evaluate
 
-    evaluate(args.run, args.episodes, args.greedy, args.device, args.seed)
+    try:
+        evaluate(args.run, args.episodes, args.greedy, args.device, args.seed)
+    except (MemoryError, OverflowError) as error:
+        raise ValueError(f"episodes is {args.episodes}: so many do not fit into memory, so lower it") from error
 
 
 def play_command(argv: list[str]) -> None:
@@ -224,28 +190,20 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command. 0 done, 2 bad input, 3 not finite, 130 and 143 interrupted after saving."""
     argv = sys.argv[1:] if argv is None else argv
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        console.print(USAGE)
-        return 0
-    if argv[0] == "--version":
-        from longtail import __version__
-
-        console.print(f"longtail {__version__}")
-        return 0
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if "" not in sys.path:
         sys.path.append("")  # gym:<module>:<id> finds modules of the current folder, as `python -m` does
     try:
-        if argv[0] not in COMMANDS:
-            near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"command is {argv[0]!r}: {hint}It must be one of {', '.join(COMMANDS)}")
-        COMMANDS[argv[0]](argv[1:])
+        run(argv)
+        sys.stdout.flush()
         return 0
-    except KeyboardInterrupt as interruption:
-        if interruption.args:
-            errors.print(str(interruption))
+    except KeyboardInterrupt as interruption:  # one without words came before the first iteration, or was the second
+        unsaved = " without saving: the same command begins again, or goes on from the last checkpoint"
+        errors.print(str(interruption) or f"interrupted{unsaved if argv[0] == 'train' else ''}")
         return getattr(interruption, "code", 130)
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it ends
+        return 1
     except Exception as error:
         code = exit_code(error)
         if code is None:
@@ -254,16 +212,50 @@ def main(argv: list[str] | None = None) -> int:
         return code
 
 
+def run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        Console(highlight=False).print(USAGE)
+    elif argv[0] == "--version":
+        from longtail import __version__
+
+        print(f"longtail {__version__}")
+    elif argv[0] in COMMANDS:
+        COMMANDS[argv[0]](argv[1:])
+    else:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}? It" if near else "it"
+        raise ValueError(f"command is {argv[0]!r}: {hint} must be one of {', '.join(COMMANDS)}")
+
+
 def exit_code(error: Exception) -> int | None:
     """3 for a value that is not finite, 2 for input that cannot be used, None for a mistake of ours."""
     if isinstance(error, FloatingPointError):
         return 3
-    world_error: Any = getattr(sys.modules.get("longtail.worlds.vectors"), "HostError", ValueError)
-    return 2 if isinstance(error, (ValueError, OSError, world_error)) else None
+    world_error: Any = getattr(sys.modules.get("longtail.worlds.vectors"), "HostError", ())
+    if isinstance(error, (MemoryError, world_error)) or (isinstance(error, OSError) and error.filename):
+        return 2
+    return 2 if isinstance(error, (ValueError, OSError)) and _is_on_purpose(error) else None
+
+
+def _is_on_purpose(error: Exception) -> bool:
+    """Raised in longtail or in the package of a registered world, for which a ValueError means bad input.
+
+    Other packages say ValueError as well: then the mistake is in the code, and a traceback says where.
+    """
+    at = error.__traceback__
+    while at and at.tb_next:
+        at = at.tb_next
+    if at is None:
+        return False
+    worlds = getattr(sys.modules.get("longtail.worlds"), "WORLDS", {})
+    modules = {"longtail", __name__, *(type(config).__module__ for config in worlds.values())}
+    return at.tb_frame.f_globals.get("__name__", "").partition(".")[0] in {name.partition(".")[0] for name in modules}
 
 
 def in_words(error: Exception) -> str:
     """One line."""
+    if isinstance(error, MemoryError):
+        return "memory is too small for this: fewer worlds, smaller images or a smaller agent need less"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}"

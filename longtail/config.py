@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,12 +13,17 @@ import torch
 
 from longtail.agents.agent import AgentConfig
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import WORLDS, GridworldConfig, HostConfig, WorldConfig
+from longtail.worlds import WORLDS, GridworldConfig, WorldConfig, check_name, world_config, world_label
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
 Preset = Literal["default", "paper"]
 METHODS = ("impala",)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Fields that may change between two sittings of one run. What device and precision come to is compared with what a
+# checkpoint was trained with, so that `auto` and what it stands for are the same run.
+OPERATIONAL = ("log_every", "checkpoint_every", "keep_checkpoints", "device", "precision", "world.patience")
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,15 @@ class RunConfig:
         for name, kind in {"preset": Preset, "device": Device, "precision": Precision}.items():
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(get_args(kind))}")
-        if self.world.name.startswith("gym:") != isinstance(self.world, HostConfig):
-            raise ValueError(
-                f"world.name is {self.world.name!r}: gym: is for Gymnasium environments, and only for them"
-            )
+        check_name(self.world)
+        for name, value in _flatten(dataclasses.asdict(self)).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is {value}: it must be a finite number")
+
+    @property
+    def world_label(self) -> str:
+        """The world's name, and the fields that differ from the world of this name."""
+        return world_label(self.world)
 
     @property
     def iteration_steps(self) -> int:
@@ -99,7 +110,7 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
         precision = "bf16" if has_bf16 else "fp32"
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return DTYPES[precision]
 
 
 def cpu_has_bf16() -> bool:
@@ -116,9 +127,10 @@ def from_json(text: str) -> RunConfig:
     a default taken from this version would be another run.
     """
     tree = json.loads(text)
-    name = _entry(_entry(tree, "world"), "name", "world.")
-    world = HostConfig if str(name).startswith("gym:") else type(WORLDS.get(str(name), GridworldConfig()))
-    parts = {"world": world, "agent": AgentConfig, "impala": ImpalaConfig}
+    name = str(_entry(_entry(tree, "world"), "name", "world."))
+    if name not in WORLDS and not name.startswith("gym:"):
+        raise ValueError(f"world.name is {name!r}: it must be one of {', '.join(WORLDS)} or gym:<environment id>")
+    parts = {"world": type(world_config(name)), "agent": AgentConfig, "impala": ImpalaConfig}
     return _build(
         RunConfig, tree | {part: _build(kind, _entry(tree, part), f"{part}.") for part, kind in parts.items()}
     )
@@ -163,8 +175,10 @@ def _in_words(kind: Any) -> str:
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Tells runs apart: a digest of everything but `steps`, which may grow."""
-    return hashlib.sha256(to_json(dataclasses.replace(config, steps=0)).encode()).hexdigest()[:16]
+    """Tells runs apart: a digest of everything but `steps`, which may grow, and what is operational."""
+    free = ("steps", *OPERATIONAL)
+    fixed = {name: value for name, value in _flatten(dataclasses.asdict(config)).items() if name not in free}
+    return hashlib.sha256(json.dumps(fixed).encode()).hexdigest()[:16]
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:

@@ -14,7 +14,7 @@ Line = tuple[str, str, str]  # what, mark, remark
 
 NEEDED = ("numpy", "scipy", "gymnasium", "numba", "safetensors", "tensorboard", "matplotlib")
 OPTIONAL = {
-    "triton": "optional: comes with CUDA builds of PyTorch, and nothing needs it yet",
+    "triton": "optional: comes with CUDA builds of PyTorch; nothing to do, since nothing needs it yet",
     "stable_baselines3": "optional, to train its agents in our worlds: pip install 'longtail[sb3]'",
 }
 
@@ -45,14 +45,16 @@ def _python() -> Line:
 
 def _package(name: str, otherwise: str, is_needed: bool = True) -> Line:
     """Imported, since an installed package may still not work here."""
+    mark = BAD if is_needed else NOTE
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            return name, BAD if is_needed else NOTE, f"missing: {otherwise}" if is_needed else otherwise
-        return name, BAD, f"cannot be imported without {error.name}: pip install {error.name}"
+            return name, mark, f"missing: {otherwise}" if is_needed else otherwise
+        return name, mark, f"cannot be imported without {error.name}: pip install {error.name}"
     except Exception as error:  # whatever it is, a person wants to read it here
-        return name, BAD, f"cannot be imported: {' '.join(str(error).split())}"
+        again = f"pip install --force-reinstall {name.replace('_', '-')}"
+        return name, mark, f"cannot be imported: {' '.join(str(error).split())}; try {again}"
     return name, GOOD, _version(name)
 
 
@@ -83,11 +85,10 @@ def _bf16() -> Line:
     from longtail.config import resolve_device, resolve_precision
 
     device = resolve_device("auto")
-    uses = resolve_precision("auto", device) == torch.bfloat16
-    remark = (
-        f"{device.type}: image encoders run in bf16" if uses else f"not in this {device.type}: fp32 is used, slower"
-    )
-    return "bf16", GOOD if uses else NOTE, remark
+    if resolve_precision("auto", device) == torch.bfloat16:
+        return "bf16", GOOD, f"{device.type}: image encoders run in bf16"
+    faster = "a processor with AVX512-BF16 or AMX, or a GPU," if device.type == "cpu" else "a GPU from Ampere on"
+    return "bf16", NOTE, f"not in this {device.type}: nothing to do, fp32 is used; {faster} would be faster"
 
 
 def _iteration() -> Line:
@@ -102,7 +103,8 @@ def _iteration() -> Line:
             trainer.iterate()
         trainer.check_finite()
     except Exception as error:  # whatever it is, a person wants to read it here
-        return "training", BAD, f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        what = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        return "training", BAD, f"{what}; longtail train gridworld-small --steps 1 --out /tmp/doctor shows where"
     form = "as a CUDA graph" if trainer.device.type == "cuda" else "on the CPU"
     return "training", GOOD, f"two small iterations {form}"
 

@@ -4,7 +4,9 @@ import csv
 import inspect
 import io
 import json
+import shlex
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +19,13 @@ from rich.progress import track
 from rich.table import Table
 
 from longtail.checkpoint import write_durably
-from longtail.recipes import command
+from longtail.recipes import command, preset_label
 from longtail.report.heatmap import heatmap_png
+from longtail.runfolder import MANIFEST
 from longtail.scores import Outcomes, references, score_weights, weighted_score
 from longtail.trained import TrainedAgent, choose, initial_state, load
 from longtail.worlds import HostConfig, TaskTable, World, make
+from longtail.worlds.vectors import HostError
 
 COLUMNS = (
     "world", "backend", "method", "preset", "seed", "exponent", "step", "task", "map", "object", "map_rank",
@@ -29,6 +33,8 @@ COLUMNS = (
 )  # fmt: skip
 DEVICE_WORLDS = {"cpu": 256, "cuda": 8192}  # evaluated together; more need more memory and are no faster
 HOST_WORLDS = 16
+LONGEST = 100_000  # steps; an episode that is not over by then is taken for one that never ends
+EXACT = "greedy: one episode of each task, which is all there is"
 
 
 @torch.no_grad()
@@ -44,7 +50,13 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
     action_B = torch.zeros(B, dtype=torch.int64, device=world.device)
     success_B, return_B = torch.zeros_like(alive_B), torch.zeros(B, dtype=torch.float64, device=world.device)
     obs_BHWC = torch.empty(B, *world.obs_shape, dtype=torch.uint8, device=world.device)
+    steps = 0
     while len(index_N := alive_B.nonzero()[:, 0]):
+        if steps == LONGEST:
+            raise HostError(
+                f"world is {trained.config.world.name!r}: an episode has not ended after {LONGEST:,} steps; give it a "
+                f"time limit (max_episode_steps, where the environment is registered)"
+            )
         world.prepare(1)
         world.observe(obs_BHWC)
         h_NH, c_NH = h_BH[index_N], c_BH[index_N]
@@ -59,6 +71,7 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
         last_action_B.copy_(action_B)
         last_reward_B.copy_(world.reward.clamp(-clip, clip) if clip else world.reward)
         first_B.fill_(False)
+        steps += 1
     return success_B.cpu().numpy(), return_B.cpu().numpy()
 
 
@@ -102,6 +115,7 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Play `episodes` of every task; writes eval.csv, summary.json and heatmap.png into the run's folder.
 
+    Our own worlds leave nothing to chance but the policy: a greedy one plays each task once, and scores are exact.
     Returns the summary: for each score its value and 95 % interval in percent, episodes and cells.
     """
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
@@ -109,13 +123,16 @@ def evaluate(
             raise ValueError(f"{name} is {value}: it must be at least {least}")
     run, console = Path(run), Console(quiet=quiet, highlight=False, soft_wrap=True)
     trained = load(run, device, seed)
+    exact = greedy and not isinstance(trained.config.world, HostConfig)
+    episodes = 1 if exact else episodes
     tasks, outcomes = play_tasks(trained, episodes, greedy, seed, console)
-    summary = {name: weighted_score(weight_n, outcomes) for name, weight_n in score_weights(tasks).items()}
+    summary = {name: weighted_score(weight_n, outcomes, exact) for name, weight_n in score_weights(tasks).items()}
     scores = ", ".join(f"{name} {summary[name]['value']:.1f}" for name in ("zipfian", "uniform", "rare"))
     write_durably(run / "eval.csv", eval_csv(trained, tasks, outcomes, greedy).encode())
     write_durably(run / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     write_durably(run / "heatmap.png", heatmap_png(run / "eval.csv", f"{run.name}, step {trained.step:,}: {scores}"))
-    console.print(score_table(summary, references(trained.config.world, tasks)))
+    note_evaluation(run, trained, episodes, greedy, seed)
+    console.print(score_table(summary, references(trained.config.world, tasks), exact))
     console.print(what_next(run, trained, greedy))
     return summary
 
@@ -127,7 +144,7 @@ def eval_csv(trained: TrainedAgent, tasks: TaskTable, outcomes: Outcomes, greedy
     writer.writerow(COLUMNS)
     backend = "gymnasium" if isinstance(c.world, HostConfig) else "embedded"
     exponent = getattr(c.world, "exponent", "")
-    run = (c.world.name, backend, c.method, c.preset, c.seed, exponent, trained.step)
+    run = (c.world_label, backend, c.method, preset_label(c), c.seed, exponent, trained.step)
     for i in range(len(t)):
         task = (i, t.map[i], t.object[i], t.map_rank[i], t.object_rank[i], repr(float(t.probability[i])))
         result = (trained.visits_n[i], outcomes.episodes_n[i], outcomes.successes_n[i], round(outcomes.return_n[i], 6))
@@ -135,14 +152,37 @@ def eval_csv(trained: TrainedAgent, tasks: TaskTable, outcomes: Outcomes, greedy
     return text.getvalue()
 
 
-def score_table(summary: dict[str, dict[str, Any]], known: dict[str, dict[str, float]]) -> Table:
+def note_evaluation(run: Path, trained: TrainedAgent, episodes: int, greedy: bool, seed: int) -> None:
+    """What the files were made by, as the last of the manifest's `evaluations`."""
+    path = run / MANIFEST
+    try:
+        manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; move it away to go on without it") from error
+    entry = {
+        "step": trained.step,
+        "episodes": episodes,
+        "greedy": greedy,
+        "seed": seed,
+        "device": trained.device.type,
+        "precision": str(trained.agent.encoder.dtype).removeprefix("torch."),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    manifest.setdefault("evaluations", []).append(entry)
+    write_durably(path, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def score_table(summary: dict[str, dict[str, Any]], known: dict[str, dict[str, float]], exact: bool = False) -> Table:
     """Success in percent, a row for each score."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    note = f"[dim]{EXACT}[/]" if exact else None
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), caption=note)
+    table.caption_justify = "left"
     table.add_column("success in %", no_wrap=True)
     for column in ("agent", "95 % interval", *known, "tasks x times"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, score in summary.items():
-        interval = f"{score['low']:.1f} to {score['high']:.1f}"
+        interval = "exact" if exact else f"{score['low']:.1f} to {score['high']:.1f}"
         sizes = f"{score['cells']} x {score['episodes'] // score['cells']}"
         others = (f"[dim]{scores[name]:.1f}[/]" for scores in known.values())
         agent = f"[bold cyan]{score['value']:.1f}[/]"

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,38 @@ class Speed:
         return (step - before) / max(now - then, 1e-9)
 
 
+class Recent:
+    """How things stand: the speed of the last looks, and success over about the last `window` episodes of each group.
+
+    The tail has few episodes between two rows, so its share of these would jump.
+    """
+
+    def __init__(self, tasks: TaskTable, now: dict[str, np.ndarray], step: int, window: int = 200) -> None:
+        self.window, self.last, self.members = window, now, {"all": np.ones(len(tasks), bool)}
+        self.members |= {name: tasks.group == i for i, name in enumerate(zipf.GROUPS)}
+        # Episodes and successes between two looks, where there were any.
+        self.parts: dict[str, deque[tuple[int, int]]] = {name: deque() for name in self.members}
+        self.looks = deque([(time.perf_counter(), step)], maxlen=10)
+
+    def is_due(self) -> bool:
+        """About once a second: reading the counters waits for the device."""
+        return time.perf_counter() - self.looks[-1][0] >= 1
+
+    def look(self, now: dict[str, np.ndarray], step: int) -> tuple[float, dict[str, float | None]]:
+        """Steps per second, and the share of successes of all and of each group."""
+        (then, before), at = self.looks[0], time.perf_counter()
+        self.looks.append((at, step))
+        for name, parts in self.parts.items():
+            n, successes = (int((now[k] - self.last[k])[self.members[name]].sum()) for k in ("episodes", "successes"))
+            if n:
+                parts.append((n, successes))
+            while parts and sum(n for n, _ in parts) - parts[0][0] >= self.window:
+                parts.popleft()
+        self.last = now
+        totals = {name: [sum(column) for column in zip(*parts, strict=True)] for name, parts in self.parts.items()}
+        return (step - before) / max(at - then, 1e-9), {k: v[1] / v[0] if v else None for k, v in totals.items()}
+
+
 COLORS = dict(zip(zipf.GROUPS, ("green", "yellow", "magenta"), strict=True))
 
 
@@ -158,7 +191,7 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, name: str, step: int, steps: int) -> None:
         self.console, self.steps = console, steps
-        self.last_saved, self.last_row = "", ""
+        self.last, self.last_saved = "[dim]warming up[/]", ""
         self.progress = TwoLines(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -182,21 +215,23 @@ class ProgressDisplay:
     def advance(self, step: int) -> None:
         self.progress.update(self.bar, completed=min(step, self.steps))
 
-    def row(self, row: Row) -> None:
-        shares = {name: percent(row[f"accuracy_{name}"]) for name in zipf.GROUPS}
-        colored = "  ".join(f"{name} [{COLORS[name]}]{share}[/]" for name, share in shares.items())
-        rate = f"[cyan]{row['steps_per_second']:,.0f}/s[/]"
-        self.last_row = f"{rate}  success {percent(row['accuracy'])}  {colored}"
+    def show(self, rate: float, shares: dict[str, float | None]) -> None:
+        """Steps per second now, and success in the last episodes."""
+        groups = "  ".join(f"{name} [{COLORS[name]}]{percent(shares[name])}[/]" for name in zipf.GROUPS)
+        self.last = f"[cyan]{rate:,.0f}/s[/]  success {percent(shares['all'])}  {groups}"
         self._refresh()
+
+    def row(self, row: Row, shares: dict[str, float | None]) -> None:
+        """Where nothing is live, a line for each row, with the success in the last episodes."""
         if not self.console.is_terminal:
-            groups = "  ".join(f"{name} {share}" for name, share in shares.items())
+            groups = "  ".join(f"{name} {percent(shares[name])}" for name in zipf.GROUPS)
             speed = f"step {row['step']:>10,}  {row['steps_per_second']:>7,.0f}/s"
-            self.console.print(f"{speed}  success {percent(row['accuracy'])}  {groups}", highlight=False)
+            self.console.print(f"{speed}  success {percent(shares['all'])}  {groups}", highlight=False)
 
     def saved(self, step: int) -> None:
         self.last_saved = f"  [dim]saved {step:,}[/]"
         self._refresh()
 
     def _refresh(self) -> None:
-        self.progress.figures = Text.from_markup((self.last_row or "[dim]warming up[/]") + self.last_saved)
+        self.progress.figures = Text.from_markup(self.last + self.last_saved)
         self.progress.figures.no_wrap, self.progress.figures.overflow = True, "ellipsis"

@@ -22,8 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from longtail.worlds import GridworldConfig, make, world_config
+from longtail.worlds.faces import restricted
 from longtail.worlds.gridworld import ACTION_NAMES, Gridworld
-from longtail.worlds.gym import restricted
 
 # Keys of a direction: of roguelikes, of the other half of the keyboard, of the number block and its arrows.
 COMPASS = {

@@ -7,18 +7,20 @@ from typing import get_args
 
 from longtail.config import METHODS, Preset, RunConfig, check_method, differences
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import WORLDS, HostConfig, world_config
+from longtail.worlds import WORLDS, world_config
 
-__all__ = ["METHODS", "gridworld", "gridworld_small", "hosted", "recipe", "command"]
+__all__ = ["METHODS", "gridworld", "gridworld_small", "hosted", "recipe", "preset_label", "command"]
+
+PAPER = ImpalaConfig(worlds=50, learning_rate=3e-4, entropy_cost=0.01)
 
 
 def gridworld(name: str = "gridworld", method: str = "impala", preset: Preset = "default") -> RunConfig:
-    """Zipf's Gridworld. `paper` is the appendix's table as printed (50 actors, learning rate 3e-4, entropy 0.01)."""
-    impala = (
-        ImpalaConfig(worlds=50, learning_rate=3e-4, entropy_cost=0.01)
-        if preset == "paper"
-        else ImpalaConfig(worlds=32, learning_rate=1e-3, entropy_cost=0.003)
-    )
+    """Zipf's Gridworld. `paper` is the appendix's table as printed (50 actors, learning rate 3e-4, entropy 0.01).
+
+    Learning rate and entropy cost of `default` were chosen on generated levels, which nobody is judged on: raw rows are
+    in results/learning/select-4M.csv, by `python benchmarks/learning.py select`.
+    """
+    impala = PAPER if preset == "paper" else ImpalaConfig()
     return RunConfig(world=world_config(name), method=method, preset=preset, impala=impala, steps=40_000_000)
 
 
@@ -29,9 +31,10 @@ def gridworld_small(name: str = "gridworld-small", method: str = "impala", prese
 
 
 def hosted(name: str, method: str = "impala", preset: Preset = "default") -> RunConfig:
-    """Any Gymnasium environment: fewer worlds, since each costs Python."""
-    run = gridworld("gridworld", method, preset)
-    run = replace(run, world=world_config(name), impala=replace(run.impala, worlds=8), steps=1_000_000)
+    """Any Gymnasium environment: `default` has fewer worlds, since each costs Python."""
+    run = gridworld(name, method, preset)
+    impala = run.impala if preset == "paper" else replace(run.impala, worlds=8)
+    run = replace(run, impala=impala, steps=1_000_000)
     return replace(run, log_every=10_000, checkpoint_every=100_000)  # such worlds can be slow
 
 
@@ -46,15 +49,22 @@ def recipe(world: str, method: str = "impala", preset: Preset = "default") -> Ru
     return (gridworld_small if world == "gridworld-small" else gridworld)(world, method, preset)
 
 
+def preset_label(config: RunConfig) -> str:
+    """The preset's name, or "custom" where a hyperparameter is not the preset's."""
+    name = config.world.name
+    is_known = name in WORLDS or name.startswith("gym:")  # else a world of somebody's own, which has our usual recipe
+    usual = recipe(name if is_known else "gridworld", config.method, config.preset)
+    return config.preset if (config.agent, config.impala) == (usual.agent, usual.impala) else "custom"
+
+
 def command(config: RunConfig, steps: int, out: Path) -> str:
     """The command line that trains a configuration for `steps` in a folder: what its recipe does not say is a flag."""
-    name = config.world.name
-    base = name if name in WORLDS or isinstance(config.world, HostConfig) else "gridworld"
-    usual = recipe(base, config.method, config.preset)
+    usual = recipe(config.world.name, config.method, config.preset)
     given = {"method": config.method, "preset": config.preset, "steps": steps, "out": out}
     given = {flag: value for flag, value in given.items() if value not in ("impala", "default")}
     given |= {flag: new for flag, _, new in differences(usual, config) if flag != "steps"}
-    return " ".join(["longtail train", shlex.quote(base), *(_flag(flag, value) for flag, value in given.items())])
+    flags = (_flag(flag, value) for flag, value in given.items())
+    return " ".join(["longtail train", shlex.quote(config.world.name), *flags])
 
 
 def _flag(name: str, value: object) -> str:

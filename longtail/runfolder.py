@@ -1,6 +1,5 @@
 """The folder of a run: whose it is, what made it, and that only one process at a time trains in it."""
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -20,14 +19,14 @@ from typing import Any
 import torch
 
 from longtail.checkpoint import write_durably
-from longtail.config import RunConfig, differences, from_json, to_json
+from longtail.config import DTYPES, OPERATIONAL, RunConfig, differences, from_json, to_json
 
 CONFIG, MANIFEST, LOCK = "config.json", "manifest.json", ".lock"
 PACKAGES = ("longtail", "torch", "numpy", "numba", "gymnasium", "safetensors")
 
 
 def default_folder(config: RunConfig) -> Path:
-    world = re.sub(r"[^A-Za-z0-9._-]+", "-", config.world.name)
+    world = re.sub(r"[^A-Za-z0-9._-]+", "-", config.world_label)
     return Path("runs") / f"{world}-{config.method}-s{config.seed}"
 
 
@@ -78,7 +77,8 @@ def check(run: Path, config: RunConfig) -> None:
 
 def _check_same(run: Path, old: RunConfig, new: RunConfig) -> None:
     grown = new.impala.schedule == "constant" and new.steps >= old.steps
-    different = differences(dataclasses.replace(old, steps=new.steps) if grown else old, new)
+    free = {*OPERATIONAL, "steps"} if grown else OPERATIONAL
+    different = [one for one in differences(old, new) if one[0] not in free]
     if not different:
         return
     name, was, now = different[0]
@@ -93,6 +93,23 @@ def _check_same(run: Path, old: RunConfig, new: RunConfig) -> None:
     )
 
 
+def place(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What the last bits depend on besides the configuration: noted in every checkpoint."""
+    precision = next(name for name, one in DTYPES.items() if one == dtype)
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    return {"device": device.type, "precision": precision, "threads": threads}
+
+
+def check_place(run: Path, was: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse to go on with a checkpoint where other bits would follow from it; threads alone are not worth that."""
+    for name, why in {"device": "draws random numbers of its own", "precision": "gives other results"}.items():
+        if here[name] != was[name]:
+            raise ValueError(
+                f"{name} is {here[name]}, but the run in {str(run)!r} was trained with {was[name]}: go on with "
+                f"--{name} {was[name]}, since each {name} {why}"
+            )
+
+
 def write_config(run: Path, config: RunConfig) -> None:
     """Once it is sure that the run begins or goes on."""
     data = to_json(config).encode()
@@ -101,33 +118,39 @@ def write_config(run: Path, config: RunConfig) -> None:
 
 
 def add_session(run: Path, device: torch.device, dtype: torch.dtype, step: int) -> dict[str, Any]:
-    """Note in the manifest what trains here from `step` on; `end_session` completes the entry."""
+    """Note in the manifest what trains here from `step` on; returns the entry, which `end_session` completes."""
+    manifest = _read_manifest(run)
+    manifest["versions"] = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    session = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "git_commit": git_commit(),
+        "hardware": _hardware(device),
+        "precision": str(dtype).removeprefix("torch."),
+        "from_step": step,
+        "to_step": None,
+        "wall_seconds": None,
+    }
+    manifest["sessions"].append(session)
+    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    return session
+
+
+def end_session(run: Path, session: dict[str, Any], step: int, seconds: float, total: float) -> None:
+    """`total` is what the run took in all: sessions that were killed could not note theirs."""
+    manifest = _read_manifest(run)  # again, since the run may have been evaluated in the meantime
+    manifest["sessions"][-1:] = [session | {"to_step": step, "wall_seconds": round(seconds, 3)}]
+    manifest["wall_seconds"] = round(total, 3)
+    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def _read_manifest(run: Path) -> dict[str, Any]:
     path = run / MANIFEST
     try:
-        manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
+        manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sessions": []}
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; move it away to go on without it") from error
-    manifest["versions"] = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-    manifest["sessions"].append(
-        {
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "git_commit": _git_commit(),
-            "hardware": _hardware(device),
-            "precision": str(dtype).removeprefix("torch."),
-            "from_step": step,
-            "to_step": None,
-            "wall_seconds": None,
-        }
-    )
-    write_durably(path, (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
-
-
-def end_session(run: Path, manifest: dict[str, Any], step: int, seconds: float) -> None:
-    manifest["sessions"][-1] |= {"to_step": step, "wall_seconds": round(seconds, 3)}
-    manifest["wall_seconds"] = round(sum(entry["wall_seconds"] or 0 for entry in manifest["sessions"]), 3)
-    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
 def _version(package: str) -> str | None:
@@ -137,7 +160,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Of the checkout that longtail runs from; None for an installed package."""
     checkout = Path(__file__).parents[1]
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]

@@ -2,13 +2,11 @@
 
 import errno
 import inspect
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -22,20 +20,14 @@ from longtail.config import RunConfig, fingerprint, resolve_device, resolve_prec
 from longtail.engine.graph import Pacer, capture, keep_memory, make_repeatable
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import learn, make_optimizer, schedule
-from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Speed, summarize
+from longtail.interrupt import Interrupted, signals
+from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Recent, Speed, summarize
+from longtail.recipes import recipe
 from longtail.worlds import World, make
 
 
 class NotFiniteError(FloatingPointError):
     """A tensor of the run holds a value that is not a finite number."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, after the run was saved; `code` is what the process exits with."""
-
-    def __init__(self, signum: int, message: str) -> None:
-        super().__init__(message)
-        self.code = 128 + signum
 
 
 def build_agent(config: RunConfig, world: World, dtype: torch.dtype) -> Agent:
@@ -141,11 +133,16 @@ class Trainer:
             )
 
 
-def train(config: RunConfig, out: Path | str | None = None, stop_at: int | None = None, quiet: bool = False) -> Path:
+def train(
+    config: RunConfig | str, out: Path | str | None = None, stop_at: int | None = None, quiet: bool = False
+) -> Path:
     """Train, or go on with, the run in `out`; returns its folder. The same call twice does nothing the second time.
 
-    `stop_at` saves and ends early, as an interruption would.
+    A world's name stands for its default recipe. `stop_at` saves and ends early, as an interruption would.
     """
+    config = recipe(config) if isinstance(config, str) else config
+    if not isinstance(config, RunConfig):
+        raise ValueError(f"config is a {type(config).__name__}: it must be a RunConfig, or the name of a world")
     if stop_at is not None and stop_at < 0:
         raise ValueError(f"stop_at is {stop_at}: it must be at least 0")
     run = Path(out) if out is not None else runfolder.default_folder(config)
@@ -180,19 +177,16 @@ class Session:
     def __init__(self, trainer: Trainer, run: Path, console: Console) -> None:
         self.trainer, self.run, self.console, self.config = trainer, run, console, trainer.config
         self.name, self.earlier_seconds, self.saved_at = escape(str(run)), 0.0, -1
+        self.place = runfolder.place(trainer.device, trainer.dtype)
         self.logged = trainer.counters.read()  # at the last row of metrics.jsonl
         found = checkpoint.load_own(
             run, fingerprint(self.config), lambda message: self.say(f"[yellow]{escape(message)}[/]")
         )
         if found:
             state, meta = found
-            if meta["device"] != trainer.device.type:
-                raise ValueError(
-                    f"device is {trainer.device.type}, but the run in {str(run)!r} was trained on {meta['device']}: "
-                    f"go on there, since random numbers differ between the two"
-                )
+            runfolder.check_place(run, meta, self.place)
             trainer.load_state_dict(state)
-            self.earlier_seconds, self.saved_at = meta["seconds"], trainer.step
+            self.earlier_seconds, self.saved_at, self.threads_before = meta["seconds"], trainer.step, meta["threads"]
             self.logged = {name: np.array(value) for name, value in meta["logged"].items()}
         self.step = trainer.step
 
@@ -211,14 +205,18 @@ class Session:
         trainer = self.trainer
         if self.saved_at >= 0:
             self.say(f"going on from step {self.step:,} of {config.steps:,}")
+            if (threads := self.place["threads"]) != self.threads_before:
+                what = f"going on with {threads} threads, was {self.threads_before}"
+                self.say(f"[yellow]{what}: results will differ in their last bits[/]")
         where = f"{config.impala.worlds} worlds, {trainer.device.type}, {str(trainer.dtype).removeprefix('torch.')}"
-        self.say(f"training [bold]{config.method}[/] on [bold]{escape(config.world.name)}[/], {where} -> {self.name}")
+        self.say(f"training [bold]{config.method}[/] on [bold]{escape(config.world_label)}[/], {where} -> {self.name}")
         self.began_at = self.step
-        self.manifest = runfolder.add_session(self.run, trainer.device, trainer.dtype, self.step)
+        self.session = runfolder.add_session(self.run, trainer.device, trainer.dtype, self.step)
         self.writer, self.speed = MetricsWriter(self.run, self.step), Speed(self.step)
         self.display = ProgressDisplay(self.console, self.run.name, self.step, config.steps)
+        self.recent = Recent(trainer.world.tasks, self.logged, self.step)
         try:
-            with _signals() as received, self.display:
+            with signals(self.say) as received, self.display:
                 self._loop(last, received)
         except BaseException:
             with suppress(OSError):  # a full disk has already been reported
@@ -237,6 +235,8 @@ class Session:
             pacer()
             self.step = (iteration + 1) * per_iteration
             self.display.advance(self.step)
+            if self.console.is_terminal and self.recent.is_due():
+                self.display.show(*self.recent.look(self.trainer.counters.read(), self.step))
             if received or iteration + 1 == last:
                 break
             if _crosses(self.step, per_iteration, config.log_every):
@@ -252,8 +252,7 @@ class Session:
             return
         self.trainer.check_finite()
         meta = {"run": fingerprint(self.config), "seconds": self._seconds(), **self.trainer.interface()}
-        meta["device"] = self.trainer.device.type
-        meta["logged"] = {name: value.tolist() for name, value in self.logged.items()}
+        meta |= self.place | {"logged": {name: value.tolist() for name, value in self.logged.items()}}
         checkpoint.save_checkpoint(self.run, self.step, self.trainer.state_dict(), meta, self.config.keep_checkpoints)
         self.saved_at = self.step
         self.display.saved(self.step)
@@ -265,7 +264,9 @@ class Session:
         row |= summarize(self.logged, now, self.trainer.world.tasks)
         row["learning_rate"] = float(f"{float(self.trainer.optimizer.param_groups[0]['lr']):.6g}")
         self.writer.write(row)
-        self.display.row(row)
+        rate, shares = self.recent.look(now, self.step)
+        self.display.show(rate, shares)
+        self.display.row(row, shares)
         self.logged = now
 
     def _seconds(self) -> float:
@@ -276,35 +277,12 @@ class Session:
         try:
             self.writer.close()
         finally:
-            runfolder.end_session(self.run, self.manifest, self.step, self.speed.seconds())
+            runfolder.end_session(self.run, self.session, self.step, self.speed.seconds(), self._seconds())
 
 
 def _crosses(step: int, per_iteration: int, every: int) -> bool:
     """The iteration that ended at `step` passed a multiple of `every`."""
     return step // every != (step - per_iteration) // every
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects the first Ctrl-C or SIGTERM, so that the iteration under way can end; a second one kills as usual."""
-    received: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def handle(signum: int, _: FrameType | None) -> None:
-        received.append(signum)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    try:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            previous[signum] = signal.signal(signum, handle)
-    except ValueError:
-        pass  # only the main thread may handle signals; a notebook's worker thread trains without
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Callable(ModuleType):

@@ -1,6 +1,7 @@
 """Checkpoints: exact, whole or not there at all, and never the last good one lost."""
 
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -175,10 +176,8 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) ->
     return made
 
 
-@pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["kill", "disk"])
-def test_a_failure_at_any_moment(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever call of saving fails, the newest checkpoint is the one before or the new one, whole."""
-    moments = 0
+def fail_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """Whatever call of saving fails, the newest checkpoint is the one before or the new one, whole; how many calls."""
     for call in range(1, 100):
         run = tmp_path / str(call)
         for step in (1, 2, 3):
@@ -187,27 +186,39 @@ def test_a_failure_at_any_moment(error: BaseException, tmp_path: Path, monkeypat
             made = fail_at(patch, call, error)
             try:
                 put(run, 4, keep=2)
-                break
+                return call - 1
             except (OSError, Killed):
                 assert made[-1] == "failed"
-        moments += 1
         step, said = newest(run)
         assert step in (3, 4) and not said
         if isinstance(error, OSError):
             assert not list(run.rglob("*.partial"))
         put(run, 4, keep=2)  # and then it works, and what the crash left is gone
         assert steps_saved(run) == [4, 3] and not list(run.rglob("*.partial"))
-    assert moments >= 8
+    raise AssertionError("saving never ends")
 
 
-def test_a_marker_written_first_would_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above: written in place and in the wrong order, a crash leaves a damaged checkpoint."""
-    put(tmp_path, 1)
-    half = folder(tmp_path, 2)
-    half.mkdir()
-    shutil.copy(folder(tmp_path, 1) / META, half / META)
-    (half / STATE).write_bytes(b"half")
-    assert newest(tmp_path)[1]
+@pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["kill", "disk"])
+def test_a_failure_at_any_moment(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fail_everywhere(tmp_path, monkeypatch, error) >= 8
+
+
+def test_a_checkpoint_written_in_place_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: the same save, but not beside its place and without the rename."""
+    source, names = inspect.getsource(checkpoint.save_checkpoint), dict(vars(checkpoint))
+    for old, new in {
+        'partial = target.with_name(f".{target.name}.partial")': "partial = target",
+        "        if target.exists():": "        if False:",
+        "        partial.rename(target)\n": "",
+    }.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    exec(source, names)
+    monkeypatch.setitem(globals(), "save_checkpoint", names["save_checkpoint"])
+    put(tmp_path / "works", 1)
+    assert newest(tmp_path / "works") == (1, [])
+    with pytest.raises(AssertionError, match=r"step-000000004 is not complete: meta\.json is missing"):
+        fail_everywhere(tmp_path, monkeypatch, Killed())
 
 
 def test_write_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

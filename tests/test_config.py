@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting import counting_run
 from tiny import tiny
 
+from examples.signal_world import SignalConfig
 from longtail import cli, train
-from longtail.config import RunConfig, differences, fingerprint, from_json, to_json
-from longtail.recipes import METHODS, command, recipe
-from longtail.worlds import WORLDS, HostConfig, world_config
+from longtail.agents.agent import AgentConfig
+from longtail.config import OPERATIONAL, RunConfig, differences, fingerprint, from_json, to_json
+from longtail.recipes import METHODS, command, hosted, preset_label, recipe
+from longtail.worlds import WORLDS, GridworldConfig, HostConfig, world_config
 
 RUNS = {name: recipe(name, preset="paper") for name in WORLDS}
 RUNS["tiny"] = tiny()
@@ -34,7 +37,7 @@ def changed(tree: dict[str, Any], path: list[str]) -> Any:
         value = value[part]
     others = {
         "method": "impala", "preset": "paper", "device": "auto", "precision": "bf16", "schedule": "linear",
-        "encoder": "deep", "levels": "10x10", "law": "rare", "name": "other",
+        "encoder": "deep", "levels": "10x10", "law": "rare", "name": "gridworld-20",
     }  # fmt: skip
     if isinstance(value, bool):
         return not value
@@ -60,7 +63,7 @@ def test_every_field_counts(path: tuple[str, ...]) -> None:
     before, inner[path[-1]] = inner[path[-1]], changed(tree, list(path))
     other = from_json(json.dumps(tree))
     assert differences(tiny(), other) == [(".".join(path), before, inner[path[-1]])]
-    assert (fingerprint(other) == fingerprint(tiny())) == (path == ("steps",))
+    assert (fingerprint(other) == fingerprint(tiny())) == (".".join(path) in {"steps", *OPERATIONAL})
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,7 @@ def test_every_field_counts(path: tuple[str, ...]) -> None:
         ({"impala": None}, "impala.worlds is missing"),
         ({"world": {"name": "gym:x"}}, "world.options is missing"),
         ({"world": {}}, "world.name is missing"),
+        ({"world": {"name": "griworld"}}, "world.name is 'griworld': it must be one of gridworld, .* or gym:"),
         ({"method": "boost"}, "method is 'boost': it must be one of impala"),
     ],
 )
@@ -104,6 +108,12 @@ def test_a_file_that_is_no_configuration(text: str) -> None:
         ({"precision": "fp16"}, "precision is 'fp16': it must be one of auto, fp32, bf16"),
         ({"method": "impalla"}, "method is 'impalla': did you mean impala"),
         ({"world": replace(tiny().world, name="gym:x")}, "world.name is 'gym:x'"),
+        ({"world": HostConfig("gridworld")}, "world.name is 'gridworld': gym: is for Gymnasium"),
+        ({"world": GridworldConfig("mine")}, "world.name is 'mine': it must be gridworld or gridworld-20 or"),
+        ({"world": SignalConfig("gridworld")}, "world.name is 'gridworld': that is the name of another world"),
+        ({"impala": {"learning_rate": float("inf")}}, "impala.learning_rate is inf: it must be a finite"),
+        ({"impala": {"grad_clip": float("inf")}}, "impala.grad_clip is inf: it must be a finite number"),
+        ({"world": HostConfig("gym:x", success_return=float("nan"))}, "world.success_return is nan: it must be"),
     ],
 )
 def test_values_out_of_range(change: dict[str, Any], message: str) -> None:
@@ -116,10 +126,62 @@ def test_recipes() -> None:
         assert recipe(name).world == world_config(name)
         paper = recipe(name, preset="paper").impala
         assert (paper.worlds, paper.learning_rate, paper.entropy_cost) == (50, 3e-4, 0.01)
+        ours = recipe(name).impala
+        assert (ours.worlds, ours.learning_rate, ours.entropy_cost) == (32, 1e-3, 0.003)
     for method in METHODS:
         assert recipe("gridworld", method).method == method
+        assert recipe("gridworld", method) == RunConfig(method=method)
     with pytest.raises(ValueError, match="preset is 'x'"):
         recipe("gridworld", preset="x")  # type: ignore[arg-type]
+    assert hosted("gym:x", preset="paper").impala == recipe("gridworld", preset="paper").impala
+    assert hosted("gym:x").impala == replace(RunConfig().impala, worlds=8)
+
+
+def test_worlds_of_somebodys_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name of their own: registered or not, but read back from a folder only if they are."""
+    assert counting_run().world_label == "counting"
+    run = tiny(world=SignalConfig(delay=5))
+    with pytest.raises(ValueError, match=r"world\.name is 'signal': it must be one of gridworld"):
+        from_json(to_json(run))
+    monkeypatch.setitem(WORLDS, "signal", SignalConfig())
+    assert from_json(to_json(run)) == run and run.world_label == "signal-delay-5"
+    with pytest.raises(ValueError, match=r"world\.name is 'light': it must be signal, or registered in WORLDS"):
+        tiny(world=SignalConfig("light"))
+    monkeypatch.setitem(WORLDS, "light", SignalConfig("light", size=36))
+    assert recipe("light").world_label == "light"
+
+
+@pytest.mark.parametrize(
+    ("world", "label"),
+    [
+        *((config, name) for name, config in WORLDS.items()),
+        (GridworldConfig(levels="generated", level_seed=3), "gridworld-levels-generated-level_seed-3"),
+        (GridworldConfig(reverse=True), "gridworld-reverse"),
+        (replace(WORLDS["gridworld-20"], maps=10), "gridworld-20-maps-10"),
+        (HostConfig("gym:a:B-v0"), "gym:a:B-v0"),
+        (HostConfig("gym:B-v0", options=("n=3", "a=")), "gym:B-v0-options-n=3,a="),
+    ],
+)
+def test_a_world_says_what_it_is(world: Any, label: str) -> None:
+    assert tiny(world=world).world_label == label
+
+
+def test_a_preset_is_named_only_where_it_is_used() -> None:
+    for name in (*WORLDS, "gym:x"):
+        for preset in ("default", "paper"):
+            run = recipe(name, preset=preset)  # type: ignore[arg-type]
+            assert preset_label(replace(run, seed=3, steps=7, log_every=1, device="cpu")) == preset
+            assert preset_label(replace(run, impala=replace(run.impala, unroll=20))) == "custom"
+            assert preset_label(replace(run, agent=AgentConfig(encoder="deep"))) == "custom"
+    assert preset_label(replace(recipe("gridworld"), preset="paper")) == "custom"
+    assert preset_label(counting_run()) == "custom"
+
+
+def test_the_name_of_a_world_is_no_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(train, "train", lambda *args: None)
+    for line in ("gridworld --world.name gridworld-20", "gym:a --world.name gym:b"):
+        assert cli.main(["train", *line.split()]) == 2
+        assert "not understood: --world.name" in capsys.readouterr().err
 
 
 CHANGED = {
@@ -140,5 +202,5 @@ def test_a_run_says_which_command_makes_it(name: str, monkeypatch: pytest.Monkey
     assert asked == [(replace(CHANGED[name], steps=77), Path("my runs/a"), None)]
 
 
-def test_a_run_config_of_its_own_defaults_is_valid() -> None:
-    assert from_json(to_json(RunConfig())) == RunConfig()
+def test_a_run_config_of_its_own_defaults_is_the_default_preset() -> None:
+    assert from_json(to_json(RunConfig())) == RunConfig() == recipe("gridworld")

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import active_children
+from threading import Thread
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AsyncVectorEnv
 from torch import Tensor
 
 from longtail import worlds
@@ -293,6 +296,7 @@ def test_seeds_of_any_size_are_saved() -> None:
 @contextmanager
 def changed(world: HostWorld, method: str, change: Callable[[Any], Any]) -> Iterator[None]:
     """What the vector environment returns, changed on its way to the world."""
+    method += "_wait" if isinstance(world._vector, AsyncVectorEnv) else ""
     original = getattr(world._vector, method)
     setattr(world._vector, method, lambda *args, **kwargs: change(original(*args, **kwargs)))
     try:
@@ -397,6 +401,44 @@ def test_an_environment_that_goes_wrong_is_named_and_all_are_closed(form: str, w
     assert not any(process.is_alive() for process in getattr(world._vector, "processes", ()))
 
 
+def test_an_environment_that_hangs_is_named_and_all_are_closed() -> None:
+    with opened("Shape", 2, options=("wrong=hang",), vectorization="async", patience=0.5) as world:
+        world.reset(0)
+        odd = 1 - world._first_seed() % 2
+        world.step(torch.zeros(2, dtype=torch.int64))
+        world.step(torch.zeros(2, dtype=torch.int64))
+        with pytest.raises(HostError, match=rf"^world {odd} of .*toy/Shape-v0 did not answer to step within 0\.5 sec"):
+            world.step(torch.zeros(2, dtype=torch.int64))
+    assert world._vector.closed and not active_children()
+    with pytest.raises(HostError, match=r"^world 1 of .*toy/Shape-v0 did not answer to reset within 0\.5 seconds"):
+        HostConfig(
+            "gym:toy_envs:toy/Shape-v0", options=("wrong=hang_reset",), vectorization="async", patience=0.5
+        ).make(2)
+    assert not active_children()
+
+
+def test_without_patience_a_world_is_waited_for() -> None:
+    """Control: it is the limit that ends the wait above, not what the environment does."""
+    raised: list[HostError] = []
+
+    def step(world: HostWorld) -> None:
+        try:
+            world.step(torch.zeros(2, dtype=torch.int64))
+        except HostError as error:
+            raised.append(error)
+
+    with opened("Shape", 2, options=("wrong=hang", "at=1"), vectorization="async", patience=0) as world:
+        vector: Any = world._vector
+        thread = Thread(target=step, args=(world,), daemon=True)
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive() and not raised
+        for process in vector.processes:
+            process.kill()
+        thread.join(10)
+        assert "the process of world" in str(raised[0])
+
+
 def test_close_in_all_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened("Own") as world:
         vector: Any = world._vector
@@ -441,6 +483,9 @@ def test_a_call_that_is_broken_off_can_be_closed(error: type[BaseException], mon
         ({"options": ("a=1", "=9")}, "option is '=9'"),
         ({"options": ("two words=9",)}, "option is 'two words=9'"),
         ({"num_tasks": -1}, "num_tasks is -1: it must be at least 0"),
+        ({"patience": -0.5}, r"patience is -0\.5: it must be at least 0 \(0 waits for ever\)"),
+        ({"patience": float("nan")}, "patience is nan: it must be at least 0"),
+        ({"patience": float("inf")}, "patience is inf: .* and at most 1e\\+06 seconds"),
         ({"vectorization": "threads"}, "vectorization is 'threads': it must be one of auto, own, sync, async"),
         ({"channels": "middle"}, "channels is 'middle': it must be one of auto, first, last"),
     ],

@@ -3,12 +3,14 @@
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from longtail.cli import main
 from longtail.evaluate import COLUMNS
 from longtail.impala.learn import ImpalaConfig
 from longtail.recipes import recipe
+from longtail.runfolder import read_config
 from longtail.train import Trainer
 
 SMALL = "--impala.worlds 4 --impala.unroll 8 --agent.embedding 8 --agent.hidden 8 --device cpu --precision fp32"
@@ -70,7 +73,7 @@ def test_train_stop_resume_evaluate(
         found = list(csv.DictReader(file))
     assert len(found) == tasks and tuple(found[0]) == COLUMNS
     for i, row in enumerate(found):
-        expected = {"world": f"gym:toy_envs:{name}", "backend": "gymnasium", "exponent": "", "step": "640"}
+        expected = {"world": read_config(run).world_label, "backend": "gymnasium", "exponent": "", "step": "640"}
         expected |= {"task": str(i), "map": str(i), "object": "0", "episodes": "7", "method": "impala"}
         assert {key: row[key] for key in expected} == expected
         assert float(row["probability"]) == pytest.approx(1 / tasks)
@@ -129,6 +132,31 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     code, text = command(f"train {line} --device cpu --out {tmp_path / 'run'}", capsys)
     assert code == 2 and message in text and text.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_hanging_environment_ends_the_run_but_not_what_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    line = f"train gym:toy_envs:toy/Shape-v0 {SMALL} --steps 640 --checkpoint-every 32 --out {run}"
+    line += " --world.options wrong=hang at=20 --world.vectorization async --world.patience 0.5"
+    for saved in ([64, 32], [128, 96, 64]):  # the second time it goes on from the checkpoint, and hangs again
+        code, text = command(line, capsys)
+        assert code == 2 and "Traceback" not in text
+        last = text.strip().splitlines()[-1]
+        assert re.fullmatch(r"longtail: world (0, 2|1, 3) of gym:toy_envs:toy/Shape-v0 did not answer to step .*", last)
+        assert steps_saved(run) == saved and active_children() == []
+        assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:09d}" for step in saved}
+    assert "going on from step 64 of 640" in text
+
+
+def test_an_environment_that_hangs_from_the_start_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"train gym:toy_envs:toy/Shape-v0 {SMALL} --world.options wrong=hang_reset --world.vectorization async"
+    code, text = command(f"{line} --world.patience 0.5 --out {tmp_path / 'run'}", capsys)
+    assert code == 2 and "world 1, 3 of " in text and "did not answer to reset within 0.5 seconds" in text
+    assert text.count("\n") == 1 and not (tmp_path / "run").exists() and active_children() == []
 
 
 def test_help_says_how_options_are_given(capsys: pytest.CaptureFixture[str]) -> None:

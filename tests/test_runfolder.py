@@ -15,6 +15,7 @@ from longtail import runfolder
 from longtail.config import to_json
 from longtail.recipes import recipe
 from longtail.runfolder import CONFIG, MANIFEST, add_session, claim, default_folder, end_session, read_config
+from longtail.worlds import GridworldConfig
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,8 @@ def begin(run: Path) -> None:
 def test_default_folders() -> None:
     assert default_folder(recipe("gridworld-small")) == Path("runs/gridworld-small-impala-s1")
     assert default_folder(replace(recipe("gym:a:B/C-v0"), seed=7)) == Path("runs/gym-a-B-C-v0-impala-s7")
+    generated = replace(recipe("gridworld"), world=GridworldConfig(levels="generated", exponent=1.0))
+    assert default_folder(generated) == Path("runs/gridworld-levels-generated-exponent-1.0-impala-s1")
 
 
 def test_a_run_is_claimed_again_and_again(tmp_path: Path) -> None:
@@ -68,6 +71,16 @@ def test_steps_grow_only_with_a_constant_learning_rate(tmp_path: Path) -> None:
                 runfolder.check(run, long)
         else:
             runfolder.check(run, long)
+
+
+def test_what_is_operational_may_change(tmp_path: Path) -> None:
+    begin(tmp_path)
+    other = tiny(log_every=7, checkpoint_every=11, keep_checkpoints=1, device="auto", precision="auto")
+    with claim(tmp_path, other):
+        runfolder.write_config(tmp_path, other)
+    assert read_config(tmp_path) == other
+    with pytest.raises(ValueError, match="seed is 2, but"):
+        runfolder.check(tmp_path, replace(other, seed=2, log_every=8))
 
 
 def test_folders_that_are_something_else(tmp_path: Path) -> None:
@@ -155,11 +168,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/longtail", "train", "a b"])
-    end_session(tmp_path, add_session(tmp_path, CPU, torch.float32, 0), 100, 1.5)
-    manifest = add_session(tmp_path, CPU, torch.float32, 100)
-    assert json.loads((tmp_path / MANIFEST).read_text()) == manifest  # also while it trains
-    end_session(tmp_path, manifest, 150, 0.25)
+    end_session(tmp_path, add_session(tmp_path, CPU, torch.float32, 0), 100, 1.5, 1.5)
+    session = add_session(tmp_path, CPU, torch.float32, 100)
     written = json.loads((tmp_path / MANIFEST).read_text())
+    assert written["sessions"][1] == session  # also while it trains
+    (tmp_path / MANIFEST).write_text(json.dumps(written | {"evaluations": [1]}))
+    end_session(tmp_path, session, 150, 0.25, 1.75)
+    written = json.loads((tmp_path / MANIFEST).read_text())
+    assert written["evaluations"] == [1]
     assert [(s["from_step"], s["to_step"], s["wall_seconds"]) for s in written["sessions"]] == [
         (0, 100, 1.5),
         (100, 150, 0.25),
@@ -171,3 +187,12 @@ def test_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json cannot be read"):
         add_session(tmp_path, CPU, torch.float32, 0)
+
+
+def test_patience_may_change(tmp_path: Path) -> None:
+    """A run that ended because an environment was slow goes on with more of it; any other field of a world counts."""
+    old = recipe("gym:CartPole-v1")
+    runfolder.write_config(tmp_path, old)
+    runfolder.check(tmp_path, replace(old, world=replace(old.world, patience=600.0)))
+    with pytest.raises(ValueError, match=r"world\.success_return is 1\.0"):
+        runfolder.check(tmp_path, replace(old, world=replace(old.world, success_return=1.0)))

@@ -1,5 +1,6 @@
 """Training runs: repeatable to the bit, resumable at any moment, and their figures are those of the rollouts."""
 
+import io
 import json
 import os
 import signal
@@ -18,8 +19,8 @@ from tiny import ITERATION, digests, newest_state, steps_saved, tiny
 from longtail import checkpoint, metrics, runfolder
 from longtail import train as train_module
 from longtail.config import RunConfig
-from longtail.metrics import ProgressDisplay, read_rows
-from longtail.recipes import hosted
+from longtail.metrics import ProgressDisplay, Recent, read_rows
+from longtail.recipes import hosted, recipe
 from longtail.train import Interrupted, NotFiniteError, Trainer, train
 from longtail.worlds.vectors import HostError
 
@@ -222,17 +223,32 @@ def during(monkeypatch: pytest.MonkeyPatch, iteration: int, action: Callable[[Tr
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interruptions_save(signum: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_save(
+    signum: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     straight, handlers = run_of(tmp_path, "straight", tiny()), [signal.getsignal(s) for s in (2, 15)]
     with monkeypatch.context() as patch:
         during(patch, 5, lambda _: os.kill(os.getpid(), signum))
         with pytest.raises(Interrupted, match="interrupted at step 60 and saved") as interruption:
-            train(tiny(), tmp_path / "run", quiet=True)
+            train(tiny(), tmp_path / "run")
+    said = "interrupted: this iteration is finished and saved; a second time ends at once, without saving"
+    assert capsys.readouterr().out.count(f"\n{said}\n") == 1
     assert interruption.value.code == code
     assert steps_saved(tmp_path / "run") == [60, 48]
     assert [signal.getsignal(s) for s in (2, 15)] == handlers
     train(tiny(), tmp_path / "run", quiet=True)
     assert newest_state(tmp_path / "run") == newest_state(straight)
+
+
+def test_a_second_interruption_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(_: Trainer) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    during(monkeypatch, 5, twice)
+    with pytest.raises(KeyboardInterrupt) as interruption:
+        train(tiny(), tmp_path / "run", quiet=True)
+    assert not isinstance(interruption.value, Interrupted) and steps_saved(tmp_path / "run") == [48]
 
 
 def test_training_in_a_thread(tmp_path: Path) -> None:
@@ -327,16 +343,76 @@ def test_no_cuda(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_goes_on_where_it_was_trained(tmp_path: Path) -> None:
+def change_meta(run: Path, **changes: Any) -> None:
+    state, meta = checkpoint.load_checkpoint(checkpoint.list_checkpoints(run)[0])
+    checkpoint.save_checkpoint(run, meta["step"], state, meta | changes, keep=1)
+
+
+@pytest.mark.parametrize(("name", "other", "here"), [("device", "cuda", "cpu"), ("precision", "bf16", "fp32")])
+def test_a_run_goes_on_as_it_was_trained(name: str, other: str, here: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(tiny(device="auto"), run, 12, quiet=True)
-    path = checkpoint.list_checkpoints(run)[0]
-    state, meta = checkpoint.load_checkpoint(path)
-    checkpoint.save_checkpoint(run, 12, state, meta | {"device": "elsewhere"}, keep=1)
+    train(tiny(), run, 12, quiet=True)
+    assert checkpoint.load_checkpoint(checkpoint.list_checkpoints(run)[0])[1][name] == here
+    change_meta(run, **{name: other})
     before = digests(run)
-    with pytest.raises(ValueError, match="was trained on elsewhere: go on there"):
-        train(tiny(device="auto"), run, quiet=True)
+    with pytest.raises(ValueError, match=rf"{name} is {here}, but .* was trained with {other}: go on with --{name} "):
+        train(tiny(), run, quiet=True)
     assert digests(run) == before
+
+
+def test_another_precision_is_refused(tmp_path: Path) -> None:
+    train(tiny(precision="bf16"), tmp_path / "run", 12, quiet=True)
+    with pytest.raises(ValueError, match=r"precision is fp32, but .* was trained with bf16"):
+        train(tiny(precision="fp32"), tmp_path / "run", quiet=True)
+    train(tiny(precision="bf16"), tmp_path / "run", 24, quiet=True)
+
+
+def test_another_number_of_threads_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, warning = tmp_path / "run", "going on with 1 threads, was 2: results will differ in their last bits"
+    train(tiny(), run, 12)
+    train(tiny(), run, 24)
+    assert "results will differ" not in capsys.readouterr().out
+    change_meta(run, threads=2)
+    train(tiny(), run)
+    assert warning in capsys.readouterr().out
+    change_meta(run, threads=2)
+    train(tiny(), run)  # finished: nothing goes on
+    assert warning not in capsys.readouterr().out
+
+
+def test_what_is_operational_may_change_between_sittings(tmp_path: Path) -> None:
+    straight, run = run_of(tmp_path, "straight", tiny()), tmp_path / "run"
+    train(tiny(), run, 50, quiet=True)
+    device = "cpu" if torch.cuda.is_available() else "auto"
+    other = tiny(log_every=24, checkpoint_every=36, keep_checkpoints=2, device=device)
+    train(other, run, quiet=True)
+    assert runfolder.read_config(run) == other and steps_saved(run) == [120, 108]
+    assert [row["step"] for row in rows(run)] == [36, 60, 72, 96, 120]
+    assert newest_state(run) == newest_state(straight)
+
+
+def test_time_is_counted_over_all_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a sitting which was killed, up to its last checkpoint."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(runfolder, "end_session", lambda *_: None)
+        train(tiny(), run, 60, quiet=True)
+    change_meta(run, seconds=1000.0)
+    train(tiny(), run, quiet=True)
+    manifest = json.loads((run / runfolder.MANIFEST).read_text())
+    assert [session["wall_seconds"] is None for session in manifest["sessions"]] == [True, False]
+    assert manifest["wall_seconds"] == pytest.approx(1000 + manifest["sessions"][1]["wall_seconds"], abs=0.01)
+
+
+def test_a_name_stands_for_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = train("gridworld-small", stop_at=0, quiet=True)
+    assert folder == Path("runs/gridworld-small-impala-s1")
+    assert runfolder.read_config(folder) == recipe("gridworld-small")
+    with pytest.raises(ValueError, match="world is 'gridword': did you mean gridworld"):
+        train("gridword")
+    with pytest.raises(ValueError, match="config is a GridworldConfig: it must be a RunConfig, or the name of a world"):
+        train(tiny().world)  # type: ignore[arg-type]
 
 
 def test_a_damaged_checkpoint_is_said_and_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,14 +436,35 @@ def test_hosted_worlds_train_and_resume(tmp_path: Path) -> None:
     assert steps_saved(tmp_path / "broken") == [48]
 
 
-ROW = {"step": 12_345_678, "steps_per_second": 123456.7, "accuracy": 1.0}
-ROW |= {"accuracy_head": 1.0, "accuracy_middle": 0.25, "accuracy_tail": None}
+def test_success_in_the_last_episodes() -> None:
+    """Of about 200 of each group, however many there are between two looks."""
+    tasks = Trainer(tiny()).world.tasks
+    group_of = [int(group) for group in tasks.group]
+    random, totals = np.random.default_rng(0), {"episodes": np.zeros(4, np.int64), "successes": np.zeros(4, np.int64)}
+    recent = Recent(tasks, {name: total.copy() for name, total in totals.items()}, 0)
+    assert set(recent.look(totals, 0)[1].values()) == {None}
+    history: list[tuple[int, int]] = []  # of the tail
+    for i in range(400):
+        episodes = random.integers(0, 40, 4) * [group == 0 for group in group_of] + random.integers(0, 3, 4)
+        successes = random.binomial(episodes, 0.1 if i < 200 else 0.9)
+        totals = {"episodes": totals["episodes"] + episodes, "successes": totals["successes"] + successes}
+        shares = recent.look(totals, i)[1]
+        tail = [task for task in range(4) if group_of[task] == 2]
+        history.append((int(episodes[tail].sum()), int(successes[tail].sum())))
+        last = next((k for k in range(len(history)) if sum(n for n, _ in history[-k - 1 :]) >= 200), len(history))
+        n, right = (sum(column) for column in zip(*history[-last - 1 :], strict=True))
+        assert shares["tail"] == (right / n if n else None)
+        assert max(len(parts) for parts in recent.parts.values()) <= 200
+    assert shares["head"] == pytest.approx(0.9, abs=0.1) and shares["all"] == pytest.approx(0.9, abs=0.1)
+
+
+SHARES = {"all": 1.0, "head": 1.0, "middle": 0.25, "tail": None}
 
 
 def test_lines_of_a_log_fit(capsys: pytest.CaptureFixture[str]) -> None:
     display = ProgressDisplay(Console(soft_wrap=True), "run", 0, 40_000_000)
     with display:
-        display.row(ROW)
+        display.row({"step": 12_345_678, "steps_per_second": 123456.7}, SHARES)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 and len(lines[0]) <= 80
     assert lines[0].split() == [
@@ -375,18 +472,30 @@ def test_lines_of_a_log_fit(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
-def test_the_live_display_fits() -> None:
+@pytest.mark.parametrize("name", ["gridworld-small-impala-s1", "gridworld-levels-generated-level_seed-3-impala-s1"])
+def test_the_live_display_fits(name: str) -> None:
     console = Console(width=80, height=20, force_terminal=True, record=True, legacy_windows=False)
-    display = ProgressDisplay(console, "gridworld-small-impala-s1", 0, 40_000_000)
+    display = ProgressDisplay(console, name, 0, 40_000_000)
     with display:
         display.advance(12_345_678)
-        display.row(ROW)
+        display.show(123456.7, SHARES)
         display.saved(12_000_000)
         lines = ["".join(s.text for s in line) for line in console.render_lines(display.progress.get_renderable())]
     assert len(lines) == 2
     assert "12,345,678 of 40,000,000" in lines[0] and "31%" in lines[0]
     for part in ("123,457/s", "success 100%", "head 100%", "middle  25%", "tail    -", "saved 12,000,000"):
         assert part in lines[1], lines
+
+
+def test_a_terminal_shows_figures_before_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, dict[str, float | None]]] = []
+    clock = iter(range(10_000))
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock) / 2)  # a look at it takes half a second
+    monkeypatch.setattr(ProgressDisplay, "show", lambda _, rate, shares: shown.append((rate, shares)))
+    trainer, console = Trainer(tiny(log_every=10_000)), Console(force_terminal=True, file=io.StringIO())
+    train_module.Session(trainer, tmp_path, console).train()
+    assert len(shown) > 3 and all(rate > 0 for rate, _ in shown)
+    assert [row["step"] for row in rows(tmp_path)] == [120]
 
 
 def test_the_public_names_are_the_functions() -> None:

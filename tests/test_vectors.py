@@ -14,6 +14,7 @@ from longtail.worlds.vectors import (
     Guard,
     HostError,
     ask,
+    call,
     dead_processes,
     find_spec,
     image_layout,
@@ -98,8 +99,12 @@ def test_names() -> None:
         ),
         ("gym:toy/Tasks-v7", "did you mean toy/Tasks-v0[?]"),
         ("gym:toy_envs:toy/Own-v1", "did you mean toy/Own-v0[?]"),
-        ("gym:", "It must be gym:<id>"),
-        ("gym:ALE/Pong-v5", "It must be gym:<id>"),
+        ("gym:toy/Shapes-v1", "did you mean toy/Shape-v0[?] It must be gym:<id>"),
+        ("gym:CarRacer-v3", "did you mean CarRacing-v3[?] It must be gym:<id>"),
+        ("gym:", "it must be gym:<id>"),
+        ("gym:ALE/Pong-v5", "it must be gym:<id>"),
+        ("gym:Nope-v0", "it must be gym:<id>"),  # as near to many a short name as -v0 makes it
+        ("gym:Snake-v5", "it must be gym:<id>"),
         ("gym:no_such_module:A-v0", "module 'no_such_module' cannot be imported: No module named 'no_such_module'"),
         ("gym:toy_envs.inner:A-v0", "module 'toy_envs.inner' cannot be imported"),
     ],
@@ -123,7 +128,7 @@ def test_forms() -> None:
         vector = make_vector(f"gym:{name}", {}, mode, 2)  # type: ignore[arg-type]
         assert type(vector) is kind and vector.num_envs == 2
         assert vector.metadata["autoreset_mode"] == gym.vector.AutoresetMode.SAME_STEP
-        shut(vector, answers=True)
+        shut(vector, answers=True, patience=60)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_a_process_that_dies_while_it_makes_its_environment() -> None:
 def test_attributes_are_asked_for(mode: str) -> None:
     vector = make_vector("gym:toy/Own-v0", {}, mode, 2)  # type: ignore[arg-type]
     assert ask(vector, "num_tasks", "no_such_thing") == (3, None)
-    shut(vector, answers=True)
+    shut(vector, answers=True, patience=60)
 
 
 def test_what_info_tells_and_of_whom() -> None:
@@ -191,7 +196,7 @@ def test_errors_name_the_world(mode: str, wrong: str, message: str) -> None:
     vector.step(np.zeros(3, np.int64))
     with pytest.raises(HostError, match=f"^world 1 of gym:toy/Shape-v0 {message}"):
         vector.step(np.zeros(3, np.int64))
-    shut(vector, answers=False)
+    shut(vector, answers=False, patience=60)
 
 
 def test_a_dead_process_is_found_and_the_others_are_ended() -> None:
@@ -203,9 +208,44 @@ def test_a_dead_process_is_found_and_the_others_are_ended() -> None:
         vector.step(np.zeros(4, np.int64))
     assert dead_processes(vector) == [2]
     began = time.monotonic()
-    shut(vector, answers=False)  # asking them would wait for the answer of world 0, which was read already
+    shut(vector, answers=False, patience=60)  # asking them would wait for the answer of world 0, which was read already
     assert time.monotonic() - began < 5
     assert dead_processes(vector) == [0, 1, 2, 3] and vector.closed
+
+
+@pytest.mark.parametrize("wrong", ["hang", "hang_deaf"])
+def test_processes_that_hang_are_named_and_ended(wrong: str) -> None:
+    vector = make_vector("gym:toy/Shape-v0", {"wrong": wrong, "at": 2}, "async", 4)
+    assert isinstance(vector, AsyncVectorEnv)
+    call(vector, "reset", "toys", 60, seed=[1, 2, 3, 5])
+    call(vector, "step", "toys", 60, np.zeros(4, np.int64))
+    began = time.monotonic()
+    try:
+        with pytest.raises(HostError, match=r"^world 0, 2, 3 of toys did not answer to step within 0\.5 seconds: it h"):
+            call(vector, "step", "toys", 0.5, np.zeros(4, np.int64))
+        assert 0.5 <= time.monotonic() - began < 1.4  # not one patience after the other
+    finally:
+        shut(vector, answers=False, patience=60)
+    assert dead_processes(vector) == [0, 1, 2, 3] and time.monotonic() - began < 10
+
+
+def test_processes_are_waited_for_if_they_are_only_slow() -> None:
+    """Patience is for each call anew, and for all worlds at once."""
+    vector = make_vector("gym:toy/Shape-v0", {"wrong": "slow", "at": 1}, "async", 3)
+    call(vector, "reset", "toys", 0.5, seed=1)
+    began = time.monotonic()
+    for _ in range(6):
+        call(vector, "step", "toys", 0.5, np.zeros(3, np.int64))
+    assert time.monotonic() - began > 0.5
+    shut(vector, answers=True, patience=60)
+
+
+def test_a_close_that_hangs_is_a_warning() -> None:
+    vector = make_vector("gym:toy/Shape-v0", {"wrong": "hang_close"}, "async", 3)
+    vector.reset(seed=2)  # world 1 has the odd seed
+    with pytest.warns(RuntimeWarning, match=r"^world 1 did not close within 0\.5 seconds: its process was ended"):
+        shut(vector, answers=True, patience=0.5)
+    assert dead_processes(vector) == [0, 1, 2] and vector.closed
 
 
 def test_a_failing_close_is_a_warning() -> None:
@@ -220,7 +260,7 @@ def test_a_failing_close_is_a_warning() -> None:
             RuntimeWarning,
             match=r"an environment failed in close: (KeyError|.*Error: .*[Pp]ipe)",
         ):
-            shut(vector, answers=True)
+            shut(vector, answers=True, patience=60)
         assert vector.closed
     assert len(dead_processes(vector)) == 2
 
@@ -231,4 +271,4 @@ def test_processes_are_in_groups_of_their_own() -> None:
     assert isinstance(vector, AsyncVectorEnv)
     groups = {os.getpgid(process.pid) for process in vector.processes}  # type: ignore[arg-type]
     assert len(groups) == 2 and os.getpgrp() not in groups
-    shut(vector, answers=True)
+    shut(vector, answers=True, patience=60)

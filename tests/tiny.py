@@ -13,9 +13,7 @@ from longtail.worlds import GridworldConfig
 
 ITERATION = 12  # steps
 
-WORLD = GridworldConfig(
-    name="tiny", levels="generated", maps=2, objects=2, rooms=2, exponent=1.0, max_steps=9, resolution=21
-)
+WORLD = GridworldConfig(levels="generated", maps=2, objects=2, rooms=2, exponent=1.0, max_steps=9, resolution=21)
 IMPALA = ImpalaConfig(worlds=3, unroll=4, learning_rate=1e-3)
 
 

@@ -1,6 +1,8 @@
 """Small Gymnasium environments for tests, registered on import as toy/<name>-v0."""
 
 import os
+import signal
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -104,10 +106,19 @@ class NextStepOnly(ToyVector):
         super().__init__(num_envs)
 
 
+def hang(deaf: bool = False) -> None:
+    """Longer than any test waits; a deaf one cannot be asked to end."""
+    if deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+    os._exit(1)  # nothing is left behind by a test that fails
+
+
 class ToyShape(gym.Env[np.ndarray, int]):
     """Images of any shape, pixel after pixel counting on from the time; episodes of LIMIT steps; no tasks.
 
-    From step `at` of its life on, or at its reset, it goes wrong in the way `wrong` says if its first seed was odd.
+    From step `at` of its life on, at its reset or when it is closed, it goes wrong in the way `wrong` says if its first
+    seed was odd.
     """
 
     metadata = {"render_modes": []}
@@ -122,6 +133,8 @@ class ToyShape(gym.Env[np.ndarray, int]):
         self.time = 0
         if self.wrong == "reset" and self.seed % 2:
             raise KeyError("lost")
+        if self.wrong == "hang_reset" and self.seed % 2:
+            hang()
         return self._draw(), {}
 
     def step(self, action: int) -> tuple:
@@ -131,6 +144,10 @@ class ToyShape(gym.Env[np.ndarray, int]):
             raise KeyError("lost")
         if wrong == "die":
             os._exit(1)
+        if wrong in ("hang", "hang_deaf"):
+            hang(deaf=wrong == "hang_deaf")
+        if wrong == "slow":
+            time.sleep(0.1)
         if wrong == "four":
             return self._draw(), 0.0, False, {}
         obs = {"shape": self._draw()[:-1], "dtype": self._draw().astype(np.float32)}.get(wrong, self._draw())
@@ -140,6 +157,8 @@ class ToyShape(gym.Env[np.ndarray, int]):
     def close(self) -> None:
         if self.wrong == "close":
             raise KeyError("lost")
+        if self.wrong == "hang_close" and self.seed % 2:
+            hang()
 
     def _draw(self) -> np.ndarray:
         shape = self.observation_space.shape

@@ -26,9 +26,9 @@ class ImpalaConfig:
     """Reward discount gamma."""
     value_cost: float = 0.5
     """Weight of the value loss."""
-    entropy_cost: float = 0.01
+    entropy_cost: float = 0.003
     """Weight of the entropy bonus."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """RMSProp's step size."""
     schedule: Literal["constant", "linear"] = "constant"
     """Learning rate over the run; linear goes to 0 at the last step."""

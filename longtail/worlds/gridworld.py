@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from tyro.conf import Suppress
 
 from longtail import zipf
 from longtail.worlds import levels as lv
@@ -30,7 +31,7 @@ STATE = ("state", "time", "task", "first")
 class GridworldConfig:
     """Zipf's Gridworld: find the object shown in the corner of the view."""
 
-    name: str = "gridworld"
+    name: Suppress[str] = "gridworld"  # no flag: the world's name on the command line says it
     """World, as on the command line."""
     levels: Literal["10x10", "20x20", "generated"] = "10x10"
     """Public levels (maps x objects), or levels from our generator."""

@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
+from tyro.conf import Suppress
 
 from longtail.worlds.vectors import (
     Channels,
     HostError,
     Vectorization,
     ask,
+    call,
     dead_processes,
     image_layout,
+    listed,
     make_vector,
     shut,
     told,
@@ -29,19 +32,23 @@ from longtail.worlds.vectors import (
 from longtail.worlds.world import TaskTable
 
 OWN_LAW = -1  # instead of a pinned task: the environment chooses
+LONGEST = 1e6  # seconds: the system takes waits of up to 24 days
 
 
 @dataclass(frozen=True)
 class HostConfig:
     """An environment that lives on the host, behind Gymnasium."""
 
-    name: str = "gym:"
+    name: Suppress[str] = "gym:"
     """gym:<id> of a registered environment; gym:<module>:<id> imports the module that registers it first."""
     options: tuple[str, ...] = ()
     """Arguments of the environment as key=value; a value that is not a Python literal is taken as text."""
     vectorization: Vectorization = "auto"
     """How copies run: the environment's own vector form, one process for all (sync) or one process each (async);
     auto takes its own if that resets in the same step, else sync."""
+    patience: float = 60.0
+    """Seconds that a reset, a step or the closing of an environment in a process of its own (async) may take; 0 waits
+    for ever."""
     channels: Channels = "auto"
     """Which axis of an image holds its channels or stacked frames; auto takes the shorter of the first and the last."""
     num_tasks: int = 0
@@ -55,6 +62,10 @@ class HostConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(choices)}")
         if self.num_tasks < 0:
             raise ValueError(f"num_tasks is {self.num_tasks}: it must be at least 0 (0 asks the environment)")
+        if not 0 <= self.patience <= LONGEST:
+            raise ValueError(
+                f"patience is {self.patience}: it must be at least 0 (0 waits for ever) and at most {LONGEST:g} seconds"
+            )
         for option in self.options:
             key, equals, _ = option.partition("=")
             if not (equals and key.isidentifier()):
@@ -280,12 +291,12 @@ class HostWorld:
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self._answers = False
         try:
-            result = getattr(self._vector, method)(*args, **kwargs)
+            result = call(self._vector, method, self.config.name, self.config.patience, *args, **kwargs)
         except HostError:
             raise
         except Exception as error:
             dead = dead_processes(self._vector) if isinstance(error, EOFError | OSError) else []
-            who = f"the process of world {', '.join(map(str, dead))} of " if dead else ""
+            who = f"the process of world {listed(dead)} of " if dead else ""
             raise HostError(f"{who}{self.config.name} failed in {method}: {type(error).__name__}: {error}") from error
         self._answers = True
         return result
@@ -352,4 +363,4 @@ class HostWorld:
 
     def close(self) -> None:
         if not self._vector.closed:
-            shut(self._vector, self._answers)
+            shut(self._vector, self._answers, self.config.patience)

@@ -5,9 +5,11 @@ import importlib
 import inspect
 import os
 import signal
+import threading
+import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
@@ -23,10 +25,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 Vectorization = Literal["auto", "own", "sync", "async"]
 Channels = Literal["auto", "first", "last"]
 Vector = VectorEnv[Any, Any, Any]
+NEAR = 0.72  # how alike a name must be to be suggested: two short names ending in -v0 reach 0.63 by that alone
+GRACE = 1.0  # seconds that a process has to end itself when it is told to
 
 
 class HostError(RuntimeError):
-    """An environment that raised, died or returned something impossible; the message names it and its index."""
+    """An environment that raised, hung, died or returned nonsense; the message names it and its index."""
 
 
 def find_spec(name: str) -> EnvSpec:
@@ -41,10 +45,10 @@ def find_spec(name: str) -> EnvSpec:
     except ImportError as error:
         raise ValueError(f"world is {name!r}: module {module!r} cannot be imported: {error}") from error
     except gym.error.Error as error:
-        near = difflib.get_close_matches(env_id, gym.registry, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = difflib.get_close_matches(env_id, gym.registry, n=1, cutoff=NEAR)
+        hint = f"did you mean {near[0]}? It" if near else "it"
         raise ValueError(
-            f"world is {name!r}: {hint}It must be gym:<id> of a registered environment, "
+            f"world is {name!r}: {hint} must be gym:<id> of a registered environment, "
             f"or gym:<module>:<id> with the module that registers it"
         ) from error
 
@@ -185,6 +189,27 @@ def told(info: Mapping[str, Any], key: str, num_worlds: int) -> tuple[Any, np.nd
     return info[key], np.asarray(info.get(f"_{key}", np.ones(num_worlds, bool)), bool)
 
 
+def call(vector: Vector, method: str, name: str, patience: float, *args: Any, **kwargs: Any) -> Any:
+    """Call `reset` or `step`. Processes that take longer than `patience` seconds are named; 0 waits for ever."""
+    if not isinstance(vector, AsyncVectorEnv) or not patience:
+        return getattr(vector, method)(*args, **kwargs)
+    getattr(vector, f"{method}_async")(*args, **kwargs)
+    left = _countdown(patience)
+    silent = [i for i, pipe in enumerate(vector.parent_pipes) if not pipe.poll(left())]
+    if silent:
+        raise HostError(
+            f"world {listed(silent)} of {name} did not answer to {method} within {patience:g} seconds: "
+            f"it hangs, or --world.patience is too short"
+        )
+    return getattr(vector, f"{method}_wait")()
+
+
+def _countdown(seconds: float) -> Callable[[], float]:
+    """Tells how many of these seconds are left."""
+    end = time.monotonic() + seconds
+    return lambda: max(end - time.monotonic(), 0.0)
+
+
 def dead_processes(vector: Vector) -> list[int]:
     """Which worlds' processes have ended."""
     processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
@@ -193,19 +218,42 @@ def dead_processes(vector: Vector) -> list[int]:
     return [i for i, process in enumerate(processes) if process.sentinel in ended]
 
 
-def shut(vector: Vector, answers: bool) -> None:
+def shut(vector: Vector, answers: bool, patience: float) -> None:
     """Close. Processes that were left in the middle of a call are ended, since their answers may never come."""
-    processes = vector.processes if isinstance(vector, AsyncVectorEnv) else []
-    failure = None
+    processes: list[Any] = vector.processes if isinstance(vector, AsyncVectorEnv) else []
     try:
-        if answers or not processes:
-            vector.close()
-    except Exception as error:  # what was learned is saved by now, and an error that led here matters more
-        failure = f"an environment failed in close: {type(error).__name__}: {error}"
+        failure = _close(vector, processes, patience) if answers or not processes else None
+    finally:
+        _end(processes)
+        vector.closed = True
+    if failure:  # what was learned is saved by now, and an error that led here matters more
+        warnings.warn(failure, RuntimeWarning, stacklevel=3)
+
+
+def _close(vector: Vector, processes: list[Any], patience: float) -> str | None:
+    """Close, and say what went wrong. Processes that hang are ended after `patience` seconds."""
+    timer = threading.Timer(patience, lambda: [process.kill() for process in processes])
+    try:
+        if patience and processes:
+            timer.start()
+        vector.close()
+    except Exception as error:
+        return f"an environment failed in close: {type(error).__name__}: {error}"
+    finally:
+        timer.cancel()
+    late = [i for i, process in enumerate(processes) if process.exitcode == -signal.SIGKILL]
+    return f"world {listed(late)} did not close within {patience:g} seconds: its process was ended" if late else None
+
+
+def _end(processes: list[Any]) -> None:
     for process in processes:
         process.terminate()
+    left = _countdown(GRACE)
     for process in processes:
+        process.join(left())
+        process.kill()  # a handler of the environment's own may never come to its end
         process.join()
-    vector.closed = True
-    if failure:
-        warnings.warn(failure, RuntimeWarning, stacklevel=3)
+
+
+def listed(worlds: list[int]) -> str:
+    return ", ".join(map(str, worlds))
