@@ -61,7 +61,7 @@ class ShallowEncoder(Encoder):
 class ImageTape:
     """What T steps of acting computed from B images each.
 
-    On a CPU each layer is one tensor [T, B, ...] that steps write into, so that pieces of it are taken without copying.
+    On a CPU each layer is one tensor [T, B, ...] that steps write into, so that nothing is copied to join them.
     """
 
     def __init__(self, encoder: ShallowEncoder, num_steps: int, batch: int) -> None:
@@ -81,39 +81,37 @@ class ImageTape:
         """Embeddings of all images that were recorded, differentiable, without computing them a second time."""
         return _Replay.apply(self, image_NHWC, *weights)
 
-    def rows(self, start: int, end: int) -> Activations:
-        """Steps start..end of every layer, as one batch."""
+    def layers(self) -> Activations:
+        """All steps of every layer, as one batch."""
         if self.buffers is not None:
-            return tuple(buffer[start:end].flatten(0, 1) for buffer in self.buffers)
-        return tuple(torch.cat(layer) for layer in zip(*self.steps[start:end], strict=True))
+            return tuple(buffer.flatten(0, 1) for buffer in self.buffers)
+        return tuple(torch.cat(layer) for layer in zip(*self.steps, strict=True))
 
 
 class _Replay(torch.autograd.Function):
-    """The forward pass is on the tape already; the backward pass goes through it in chunks."""
+    """The forward pass is on the tape already; the backward pass of the convolutions goes through it in chunks."""
 
     @staticmethod
     def forward(ctx: Any, tape: ImageTape, image_NHWC: Tensor, *weights: Tensor) -> Tensor:
-        ctx.tape, ctx.image_NHWC = tape, image_NHWC
+        ctx.image_NHWC, ctx.layers = image_NHWC, tape.layers()
         ctx.save_for_backward(*weights)
-        return torch.cat([embedding for *_, embedding in tape.steps]).float()
+        return ctx.layers[-1].float()
 
     @staticmethod
     def backward(ctx: Any, d_ND: Tensor) -> tuple[Tensor | None, ...]:
         w1, _, w2, _, w3, _ = ctx.saved_tensors
-        num_steps, batch = len(ctx.tape.steps), len(ctx.tape.steps[0][-1])
-        chunk = num_steps if d_ND.is_cuda else max(1, CPU_CHUNK // batch)
+        x1, x2, x3 = ctx.layers
+        d3 = _relu_backward(d_ND.to(x3.dtype), x3)
+        d2 = _relu_backward((d3 @ w3).view_as(x2), x2)
+        chunk = len(d3) if d3.is_cuda else CPU_CHUNK
         total: list[Tensor] = []
-        for start in range(0, num_steps, chunk):
-            x1, x2, x3 = ctx.tape.rows(start, min(start + chunk, num_steps))
-            rows = slice(start * batch, start * batch + len(x3))
-            d3 = _relu_backward(d_ND[rows].to(x3.dtype), x3)
-            d2 = _relu_backward((d3 @ w3).view_as(x2), x2)
-            d1, dw2, db2 = _conv_backward(d2, join_columns(x1, 2), (2, 1), w2, wants_input=True)
-            d1 = _relu_backward(_split_columns(d1, x1), x1)
-            _, dw1, db1 = _conv_backward(d1, *_pixels(ctx.image_NHWC[rows], x1.dtype), w1, wants_input=False)
-            grads = [dw1, db1, dw2, db2, d3.t() @ x2.flatten(1), d3.sum(0)]
+        for d, x, image_NHWC in zip(d2.split(chunk), x1.split(chunk), ctx.image_NHWC.split(chunk), strict=True):
+            d1, dw2, db2 = _conv_backward(d, join_columns(x, 2), (2, 1), w2, wants_input=True)
+            d1 = _relu_backward(_split_columns(d1, x), x)
+            _, dw1, db1 = _conv_backward(d1, *_pixels(image_NHWC, x.dtype), w1, wants_input=False)
+            grads = [dw1, db1, dw2, db2]
             total = [a.add_(b) for a, b in zip(total, grads, strict=True)] if total else [g.float() for g in grads]
-        return None, None, *total
+        return None, None, *total, d3.t() @ x2.flatten(1), d3.sum(0)
 
 
 def _pixels(image_NHWC: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int]]:
