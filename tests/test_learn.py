@@ -199,7 +199,7 @@ def test_what_acting_computed_is_as_good_as_computing_it_again(
         for t in range(steps):
             state = (obs[t], first[t], action[t], reward[t], h_now, c_now)
             _, h_now, c_now = agent.step(*state, weights, tape=tape)
-    assert len(tape.moments) == steps and (tape.images is None) == (encoder == "deep")
+    assert len(tape.lstm.moments) == steps and (tape.images is None) == (encoder == "deep")
     weight = torch.randn(steps, 9, 8, generator=g).to(device)
     results = []
     for kept in (tape, None):

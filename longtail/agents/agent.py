@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.encoder import DeepEncoder, Encoder, Weights
-from longtail.agents.lstm import LSTMWeights, MemoryLSTM, Moment, Read
+from longtail.agents.lstm import LSTMTape, LSTMWeights, MemoryLSTM, Read
 from longtail.agents.precision import products
 from longtail.agents.shallow import ImageTape, ShallowEncoder
 
@@ -40,10 +40,10 @@ class Tape:
     """What acting computed, for a learner that still has the same parameters: nothing is done twice."""
 
     images: ImageTape | None  # None: this encoder computes anew
-    moments: list[Moment]
+    lstm: LSTMTape
 
     def clear(self) -> None:
-        self.moments.clear()
+        self.lstm.moments.clear()
         if self.images is not None:
             self.images.steps.clear()
 
@@ -86,7 +86,8 @@ class Agent(nn.Module):
 
     def tape(self, num_steps: int, batch: int) -> Tape:
         """For a rollout of as many steps, each of a batch."""
-        return Tape(ImageTape(self.encoder, num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None, [])
+        images = ImageTape(self.encoder, num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None
+        return Tape(images, self.lstm.tape(num_steps, batch))
 
     def describe(self, embedding_ND: Tensor, last_action_N: Tensor, last_reward_N: Tensor) -> Tensor:
         """p, the pixel input embedding with what was done and received last."""
@@ -111,8 +112,8 @@ class Agent(nn.Module):
             encode = self.encoder if tape is None or tape.images is None else tape.images.record
             embedding_BD = encode(obs_BHWC, w.encoder)
             p_BP = self.describe(embedding_BD, last_action_B, last_reward_B)
-            moments = tape.moments if tape else None
-            h_BH, c_BH = self.lstm.step(p_BP, first_B[:, None], h_BH, c_BH, w.lstm, read, moments)
+            lstm_tape = tape.lstm if tape else None
+            h_BH, c_BH = self.lstm.step(p_BP, first_B[:, None], h_BH, c_BH, w.lstm, read, lstm_tape)
         return self.logits(h_BH), h_BH, c_BH
 
     def logits(self, h_NH: Tensor) -> Tensor:
@@ -143,6 +144,6 @@ class Agent(nn.Module):
         encode = self.encoder if tape is None or tape.images is None else tape.images.replay
         embedding_ND = encode(obs_TBHWC.flatten(0, 1), w.encoder)
         p_TBP = self.describe(embedding_ND.unflatten(0, first_TB.shape), last_action_TB, last_reward_TB)
-        moments = tape.moments if tape else None
+        lstm_tape = tape.lstm if tape else None
         with products(self.encoder.dtype):
-            return self.lstm.unroll(p_TBP, first_TB[..., None], h_BH, c_BH, w.lstm, read, moments)
+            return self.lstm.unroll(p_TBP, first_TB[..., None], h_BH, c_BH, w.lstm, read, lstm_tape)

@@ -15,7 +15,7 @@ from longtail.agents.precision import products
 Weights = list[Tensor]
 
 # On a CPU, more images at once than this spend their time on memory, fewer on overhead (docs/performance.md).
-CPU_CHUNK = 256
+CPU_CHUNK = 128
 
 
 class Encoder(nn.Module):

@@ -18,11 +18,13 @@ from longtail.agents.precision import products
 Read = Callable[[Tensor, Tensor], Tensor]
 
 
-def lstm_cell(x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """New h, new c, and the activated gates [B, 4H] that the backward pass needs."""
+def lstm_cell(
+    x_gates_BG: Tensor, h_gates_BG: Tensor, c_BH: Tensor, gates_out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """New h, new c, and the activated gates [B, 4H] that the backward pass needs, on a CPU in `gates_out` if given."""
     if x_gates_BG.is_cuda:
         return torch.ops.aten._thnn_fused_lstm_cell(x_gates_BG, h_gates_BG, c_BH)  # one kernel
-    gates_BG, H = x_gates_BG.to(c_BH.dtype) + h_gates_BG, c_BH.shape[-1]
+    gates_BG, H = torch.add(x_gates_BG.to(c_BH.dtype), h_gates_BG, out=gates_out), c_BH.shape[-1]
     i_f, g, o = gates_BG.split((2 * H, H, H), -1)
     if torch.is_grad_enabled():  # autograd does not let parts of a tensor be overwritten
         gates_BG = torch.cat([i_f.sigmoid(), g.tanh(), o.sigmoid()], -1)
@@ -55,22 +57,39 @@ class Moment(NamedTuple):
     c_BH: Tensor
 
 
+class LSTMTape:
+    """What T steps of acting computed. On a CPU their gates, the most of it, are written into one tensor [T, B, 4H]."""
+
+    def __init__(self, gates_TBG: Tensor | None) -> None:
+        self.gates_TBG = gates_TBG
+        self.moments: list[Moment] = []
+
+    def gates_out(self) -> Tensor | None:
+        return None if self.gates_TBG is None else self.gates_TBG[len(self.moments)]
+
+    def stacked(self) -> tuple[Tensor, ...]:
+        """h_in, c_in, gates, h and c of all steps."""
+        h_in, c_in, gates, h, c = zip(*self.moments, strict=True)
+        gates_TBG = torch.stack(gates) if self.gates_TBG is None else self.gates_TBG
+        return torch.stack(h_in), torch.stack(c_in), gates_TBG, torch.stack(h), torch.stack(c)
+
+
 class _Unroll(torch.autograd.Function):
     """T steps from a constant first state, or those that acting took already with the same parameters."""
 
     @staticmethod
     def forward(
         ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_GH: Tensor, first_TB1: Tensor,
-        h_BH: Tensor, c_BH: Tensor, tape: list[Moment] | None,
+        h_BH: Tensor, c_BH: Tensor, tape: LSTMTape | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if tape is None:
-            tape = []
+            tape = LSTMTape(None)
             for x_gates_BG, first_B1 in zip(F.linear(p_TBP, input_GP, bias_G), first_TB1, strict=True):
                 h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
                 h_gates_BG = F.linear(h_in_BH.to(hidden_GH.dtype), hidden_GH)
                 h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH)
-                tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
-        h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = map(torch.stack, zip(*tape, strict=True))
+                tape.moments.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
+        h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = tape.stacked()
         ctx.save_for_backward(p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
         ctx.mark_non_differentiable(c_TBH)
         return h_TBH, c_TBH
@@ -156,6 +175,11 @@ class MemoryLSTM(nn.Module):
             input_GP, hidden_GH = pack_linear(input_GP, batch), pack_linear(hidden_GH, batch)
         return LSTMWeights(dtype, input_GP, self.input.bias.to(dtype), hidden_GH, memory_GM)
 
+    def tape(self, num_steps: int, batch: int) -> LSTMTape:
+        """For as many steps of acting."""
+        shape = (num_steps, batch, self.hidden.shape[1])
+        return LSTMTape(None if self.hidden.is_cuda else torch.empty(shape, dtype=self.hidden.dtype))
+
     def step(
         self,
         p_BP: Tensor,
@@ -164,7 +188,7 @@ class MemoryLSTM(nn.Module):
         c_BH: Tensor,
         weights: LSTMWeights | None = None,
         read: Read | None = None,
-        tape: list[Moment] | None = None,
+        tape: LSTMTape | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
@@ -176,9 +200,9 @@ class MemoryLSTM(nn.Module):
             assert w.memory_GM is not None
             x_gates_BG = x_gates_BG + F.linear(m_BM.to(w.dtype), w.memory_GM)
         h_gates_BG = linear(h_in_BH.to(w.dtype), w.hidden_GH)
-        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH)
+        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH, tape.gates_out() if tape else None)
         if tape is not None:
-            tape.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
+            tape.moments.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
         return h_BH, c_BH
 
     def unroll(
@@ -189,7 +213,7 @@ class MemoryLSTM(nn.Module):
         c_BH: Tensor,
         weights: LSTMWeights | None = None,
         read: Read | None = None,
-        tape: list[Moment] | None = None,
+        tape: LSTMTape | None = None,
     ) -> tuple[Tensor, Tensor]:
         """h and c after each of T steps [T, B, H], from a constant first state; no gradient flows into c.
 
