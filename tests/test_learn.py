@@ -1,5 +1,6 @@
 """The gradient step: losses by plain loops, RMSProp and clipping by hand, the schedule, time limits."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from longtail.impala.act import Rollout, act
 from longtail.impala.learn import LEARN_METRICS, ImpalaConfig, compute_losses, learn, make_optimizer, schedule
 from longtail.impala.losses import impala_losses, log_probability
 from longtail.impala.vtrace import vtrace
+from longtail.worlds import GridworldConfig
 
 T, B = 8, 5
 CONFIG = ImpalaConfig(worlds=B, unroll=T, reward_clip=0.0)
@@ -303,3 +305,23 @@ def test_the_rate_of_the_schedule_is_the_one_used(device: str) -> None:
 def test_bad_fields_are_named(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"impala\.{field} is {value!r}: it must"):
         ImpalaConfig(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_step_leaves_nothing_behind(dtype: torch.dtype) -> None:
+    """No cycle holds the graph: it would stay, with all that acting kept, until Python looks for cycles."""
+    torch.manual_seed(0)
+    world = worlds.make(GridworldConfig(levels="generated", maps=2, objects=2, rooms=2, resolution=28), B)
+    agent = Agent(world.obs_shape, world.num_actions, AgentConfig(embedding=16, hidden=8), dtype)
+    rollout, optimizer = Rollout.empty(world, agent, T, keep_tape=True), make_optimizer(agent, CONFIG)
+    counts = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            act(agent, world, rollout, torch.Generator().manual_seed(1), 1.0)
+            learn(agent, rollout, optimizer, CONFIG)
+            counts.append(sum(type(thing) is Tensor for thing in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert counts[1] == counts[2] == counts[3]

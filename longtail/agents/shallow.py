@@ -95,7 +95,8 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, tape: ImageTape, image_NHWC: Tensor, *weights: Tensor) -> Tensor:
         ctx.image_NHWC, ctx.layers = image_NHWC, tape.layers()
         ctx.save_for_backward(*weights)
-        return ctx.layers[-1].float()
+        # A copy in fp32, too: a result that its own node holds would keep the whole graph alive.
+        return ctx.layers[-1].to(torch.float32, copy=True)
 
     @staticmethod
     def backward(ctx: Any, d_ND: Tensor) -> tuple[Tensor | None, ...]:
