@@ -71,6 +71,24 @@ def gpu(results: Path) -> str:
     return (results / "bench" / "gpu.md").read_text()
 
 
+def speed(results: Path) -> str:
+    """One line for each device: our training rates, and how many times as fast they are as others' in the same run."""
+    lines = []
+    for name in ("cpu", "gpu"):
+        report = json.loads((results / "bench" / f"{name}.json").read_text())
+        where = report["hardware"].get("gpu") or f"{report['hardware']['cores']} cores, {report['hardware']['cpu']}"
+        for line in report["summary"]:
+            if line["name"] == "longtail" or line["name"].startswith("longtail,"):
+                worlds = line["name"].partition(", ")[2] or f"{report['settings']['worlds']} worlds"
+                others = (
+                    f"{other['ratio'][line['name']]:.1f} x {other['name'].removesuffix(f', {worlds}')}"
+                    for other in report["summary"]
+                    if line["name"] in other["ratio"] and not other["name"].startswith("longtail")
+                )
+                lines.append([where, worlds, f"{line['median']:,.0f}", "; ".join(others)])
+    return markdown(("on", "", "trained steps/s", "in the same run"), lines)
+
+
 def parts(results: Path) -> str:
     """Our own rates part by part, medians over the rounds of both benchmarks."""
     reports = [json.loads((results / "bench" / name).read_text()) for name in ("cpu.json", "gpu.json")]
@@ -141,7 +159,7 @@ def source(about: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    table.__name__: table for table in (demo, cpu, gpu, parts, select, judge, discovery)
+    table.__name__: table for table in (demo, speed, cpu, gpu, parts, select, judge, discovery)
 }
 
 
