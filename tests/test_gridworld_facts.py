@@ -192,9 +192,9 @@ def test_levels_of_gridworld_small() -> None:
     [
         ({"exponent": -1.0}, r"exponent is -1\.0: it must be a number of at least 0"),
         ({"levels": "10x20"}, "levels is '10x20': it must be 10x10, 20x20 or generated"),
-        ({"levels": "20x20"}, "levels 20x20 have 20 maps x 20 objects, not 10 x 10: leave maps and objects"),
-        ({"maps": 11}, "levels 10x10 have 10 maps x 10 objects, not 11 x 10"),
-        ({"objects": -3}, "levels 10x10 have 10 maps x 10 objects, not 10 x -3"),
+        ({"levels": "20x20"}, "levels is '20x20', which has 20 maps x 20 objects, not 10 x 10: set maps to 20"),
+        ({"maps": 11}, "levels is '10x10', which has 10 maps x 10 objects, not 11 x 10"),
+        ({"objects": -3}, "levels is '10x10', which has 10 maps x 10 objects, not 10 x -3"),
         ({"levels": "generated", "objects": -3}, "10 maps with -3 objects: need at least 1 map and 1 to 35 objects"),
         ({"levels": "generated", "maps": 0}, "0 maps with 10 objects: need at least 1 map"),
         ({"levels": "generated", "rooms": 1}, "rooms is 1: it must be at least 2"),

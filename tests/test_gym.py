@@ -253,7 +253,7 @@ BAD_KEYWORDS = [
     ({"name": "x"}, "name is not an argument"),
     ({"exponent": -1}, "exponent is -1: it must be a number of at least 0"),
     ({"levels": "30x30"}, "levels is '30x30': it must be 10x10, 20x20 or generated"),
-    ({"maps": 20}, "levels 10x10 have 10 maps x 10 objects, not 20 x 10"),
+    ({"maps": 20}, "levels is '10x10', which has 10 maps x 10 objects, not 20 x 10"),
     ({"resolution": 80}, "resolution is 80: it must be a multiple of 7"),
     ({"max_steps": 0}, "max_steps is 0: it must be at least 1"),
     ({"law": "zipf"}, "law is 'zipf': it must be one of zipfian, uniform, rare"),

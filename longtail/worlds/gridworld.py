@@ -70,8 +70,8 @@ class GridworldConfig:
         have = (len(public), len(public[0].objects))
         if (self.maps, self.objects) != have:
             raise ValueError(
-                f"levels {self.levels} have {have[0]} maps x {have[1]} objects, not {self.maps} x {self.objects}: "
-                f"leave maps and objects as they are, or use levels=generated"
+                f"levels is {self.levels!r}, which has {have[0]} maps x {have[1]} objects, not {self.maps} x "
+                f"{self.objects}: set maps to {have[0]} and objects to {have[1]}, or levels to generated"
             )
         return public
 
