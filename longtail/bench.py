@@ -125,9 +125,11 @@ def print_bench(
         print(json.dumps(result))
         return
     where = {name: value for name, value in result.items() if name != "steps_per_second" and value is not None}
-    table = Table(title=", ".join(f"{name} {value}" for name, value in where.items()), title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("steps/s", justify="right")
     for part, rate in result["steps_per_second"].items():
         table.add_row(part, f"{rate:,.0f}")
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")  # wider than the table
+    console.print(table)
