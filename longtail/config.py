@@ -13,7 +13,7 @@ import torch
 
 from longtail.agents.agent import AgentConfig
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import WORLDS, GridworldConfig, WorldConfig, check_name, world_config, world_label
+from longtail.worlds import WORLDS, GridworldConfig, WorldConfig, check_name, is_known, world_config, world_label
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -128,7 +128,7 @@ def from_json(text: str) -> RunConfig:
     """
     tree = json.loads(text)
     name = str(_entry(_entry(tree, "world"), "name", "world."))
-    if name not in WORLDS and not name.startswith("gym:"):
+    if not is_known(name):
         raise ValueError(f"world.name is {name!r}: it must be one of {', '.join(WORLDS)} or gym:<environment id>")
     parts = {"world": type(world_config(name)), "agent": AgentConfig, "impala": ImpalaConfig}
     return _build(

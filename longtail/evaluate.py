@@ -4,7 +4,6 @@ import csv
 import inspect
 import io
 import json
-import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from rich.table import Table
 from longtail.checkpoint import write_durably
 from longtail.recipes import command, preset_label
 from longtail.report.heatmap import heatmap_png
-from longtail.runfolder import MANIFEST
+from longtail.runfolder import command_line, read_manifest, write_manifest
 from longtail.scores import Outcomes, references, score_weights, weighted_score
 from longtail.trained import TrainedAgent, choose, initial_state, load
 from longtail.worlds import HostConfig, TaskTable, World, make
@@ -154,11 +153,7 @@ def eval_csv(trained: TrainedAgent, tasks: TaskTable, outcomes: Outcomes, greedy
 
 def note_evaluation(run: Path, trained: TrainedAgent, episodes: int, greedy: bool, seed: int) -> None:
     """What the files were made by, as the last of the manifest's `evaluations`."""
-    path = run / MANIFEST
-    try:
-        manifest = json.loads(path.read_text()) if path.exists() else {"sessions": []}
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; move it away to go on without it") from error
+    manifest = read_manifest(run)
     entry = {
         "step": trained.step,
         "episodes": episodes,
@@ -167,10 +162,10 @@ def note_evaluation(run: Path, trained: TrainedAgent, episodes: int, greedy: boo
         "device": trained.device.type,
         "precision": str(trained.agent.encoder.dtype).removeprefix("torch."),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
     }
     manifest.setdefault("evaluations", []).append(entry)
-    write_durably(path, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_manifest(run, manifest)
 
 
 def score_table(summary: dict[str, dict[str, Any]], known: dict[str, dict[str, float]], exact: bool = False) -> Table:

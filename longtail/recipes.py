@@ -7,7 +7,7 @@ from typing import get_args
 
 from longtail.config import METHODS, Preset, RunConfig, check_method, differences
 from longtail.impala.learn import ImpalaConfig
-from longtail.worlds import WORLDS, world_config
+from longtail.worlds import is_known, world_config
 
 __all__ = ["METHODS", "gridworld", "gridworld_small", "hosted", "recipe", "preset_label", "command"]
 
@@ -52,8 +52,8 @@ def recipe(world: str, method: str = "impala", preset: Preset = "default") -> Ru
 def preset_label(config: RunConfig) -> str:
     """The preset's name, or "custom" where a hyperparameter is not the preset's."""
     name = config.world.name
-    is_known = name in WORLDS or name.startswith("gym:")  # else a world of somebody's own, which has our usual recipe
-    usual = recipe(name if is_known else "gridworld", config.method, config.preset)
+    # A world of somebody's own has our usual recipe.
+    usual = recipe(name if is_known(name) else "gridworld", config.method, config.preset)
     return config.preset if (config.agent, config.impala) == (usual.agent, usual.impala) else "custom"
 
 

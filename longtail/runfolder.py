@@ -119,11 +119,11 @@ def write_config(run: Path, config: RunConfig) -> None:
 
 def add_session(run: Path, device: torch.device, dtype: torch.dtype, step: int) -> dict[str, Any]:
     """Note in the manifest what trains here from `step` on; returns the entry, which `end_session` completes."""
-    manifest = _read_manifest(run)
+    manifest = read_manifest(run)
     manifest["versions"] = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "git_commit": git_commit(),
         "hardware": _hardware(device),
         "precision": str(dtype).removeprefix("torch."),
@@ -132,25 +132,34 @@ def add_session(run: Path, device: torch.device, dtype: torch.dtype, step: int) 
         "wall_seconds": None,
     }
     manifest["sessions"].append(session)
-    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_manifest(run, manifest)
     return session
 
 
 def end_session(run: Path, session: dict[str, Any], step: int, seconds: float, total: float) -> None:
     """`total` is what the run took in all: sessions that were killed could not note theirs."""
-    manifest = _read_manifest(run)  # again, since the run may have been evaluated in the meantime
+    manifest = read_manifest(run)  # again, since the run may have been evaluated in the meantime
     manifest["sessions"][-1:] = [session | {"to_step": step, "wall_seconds": round(seconds, 3)}]
     manifest["wall_seconds"] = round(total, 3)
-    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_manifest(run, manifest)
 
 
-def _read_manifest(run: Path) -> dict[str, Any]:
+def read_manifest(run: Path) -> dict[str, Any]:
     path = run / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sessions": []}
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; move it away to go on without it") from error
     return manifest
+
+
+def write_manifest(run: Path, manifest: dict[str, Any]) -> None:
+    write_durably(run / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def command_line() -> str:
+    """What this process was started by."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _version(package: str) -> str | None:

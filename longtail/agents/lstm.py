@@ -40,7 +40,6 @@ def lstm_cell(
 class LSTMWeights(NamedTuple):
     """In the precision of the products, and perhaps packed; their gradients are those of the parameters."""
 
-    dtype: torch.dtype
     input_GP: Tensor
     bias_G: Tensor
     hidden_GH: Tensor
@@ -55,6 +54,15 @@ class Moment(NamedTuple):
     gates_BG: Tensor
     h_BH: Tensor
     c_BH: Tensor
+
+
+def take_step(
+    x_gates_BG: Tensor, hidden_GH: Tensor, h_in_BH: Tensor, c_in_BH: Tensor, gates_out: Tensor | None = None
+) -> Moment:
+    """One step, from a state after its reset and the input's share of the gates."""
+    h_gates_BG = linear(h_in_BH.to(hidden_GH.dtype), hidden_GH)
+    h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH, gates_out)
+    return Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH)
 
 
 class LSTMTape:
@@ -86,9 +94,9 @@ class _Unroll(torch.autograd.Function):
             tape = LSTMTape(None)
             for x_gates_BG, first_B1 in zip(F.linear(p_TBP, input_GP, bias_G), first_TB1, strict=True):
                 h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-                h_gates_BG = F.linear(h_in_BH.to(hidden_GH.dtype), hidden_GH)
-                h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH)
-                tape.moments.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
+                moment = take_step(x_gates_BG, hidden_GH, h_in_BH, c_in_BH)
+                h_BH, c_BH = moment.h_BH, moment.c_BH
+                tape.moments.append(moment)
         h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = tape.stacked()
         ctx.save_for_backward(p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
         ctx.mark_non_differentiable(c_TBH)
@@ -173,7 +181,7 @@ class MemoryLSTM(nn.Module):
         input_GP, hidden_GH = self.input.weight.to(dtype), self.hidden.to(dtype).t()
         if batch > 1:
             input_GP, hidden_GH = pack_linear(input_GP, batch), pack_linear(hidden_GH, batch)
-        return LSTMWeights(dtype, input_GP, self.input.bias.to(dtype), hidden_GH, memory_GM)
+        return LSTMWeights(input_GP, self.input.bias.to(dtype), hidden_GH, memory_GM)
 
     def tape(self, num_steps: int, batch: int) -> LSTMTape:
         """For as many steps of acting."""
@@ -193,17 +201,16 @@ class MemoryLSTM(nn.Module):
         """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
         h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-        x_gates_BG = linear(p_BP.to(w.dtype), w.input_GP, w.bias_G)
+        x_gates_BG = linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
         if read is not None:
             with products(torch.float32):  # acting and learning must find the same neighbours
                 m_BM = read(p_BP, h_in_BH)
             assert w.memory_GM is not None
-            x_gates_BG = x_gates_BG + F.linear(m_BM.to(w.dtype), w.memory_GM)
-        h_gates_BG = linear(h_in_BH.to(w.dtype), w.hidden_GH)
-        h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH, tape.gates_out() if tape else None)
+            x_gates_BG = x_gates_BG + F.linear(m_BM.to(w.memory_GM.dtype), w.memory_GM)
+        moment = take_step(x_gates_BG, w.hidden_GH, h_in_BH, c_in_BH, tape.gates_out() if tape else None)
         if tape is not None:
-            tape.moments.append(Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH))
-        return h_BH, c_BH
+            tape.moments.append(moment)
+        return moment.h_BH, moment.c_BH
 
     def unroll(
         self,
@@ -221,7 +228,7 @@ class MemoryLSTM(nn.Module):
         """
         w = self.prepare() if weights is None else weights
         if read is None:
-            p_TBP = p_TBP.to(w.dtype)
+            p_TBP = p_TBP.to(w.input_GP.dtype)
             return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_GH, first_TB1, h_BH, c_BH, tape)
         h_out, c_out = [], []
         for p_BP, first_B1 in zip(p_TBP, first_TB1, strict=True):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.encoder import CPU_CHUNK, Encoder, Weights
-from longtail.agents.onednn import conv2d, linear, pack_conv, pack_linear
+from longtail.agents.onednn import Stride, conv2d, linear, pack_conv, pack_linear
 
 # Both convolutions [B, H, W, C] and the embedding [B, D].
 Activations = tuple[Tensor, ...]
@@ -115,7 +115,7 @@ class _Replay(torch.autograd.Function):
         return None, None, *total, d3.t() @ x2.flatten(1), d3.sum(0)
 
 
-def _pixels(image_NHWC: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int]]:
+def _pixels(image_NHWC: Tensor, dtype: torch.dtype) -> tuple[Tensor, Stride]:
     """The first convolution's input in the working precision, and its stride."""
     if not image_NHWC.is_cuda:
         return join_columns(image_NHWC.to(dtype), 4), (4, 1)
@@ -126,7 +126,7 @@ def _pixels(image_NHWC: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, 
     return split.to(dtype, memory_format=torch.contiguous_format).flatten(3).permute(0, 3, 1, 2), (1, 1)
 
 
-def _conv_relu(x_NCHW: Tensor, stride: tuple[int, int], weight: Tensor, bias: Tensor, out: Tensor | None) -> Tensor:
+def _conv_relu(x_NCHW: Tensor, stride: Stride, weight: Tensor, bias: Tensor, out: Tensor | None) -> Tensor:
     """To [N, H, W, C]."""
     if x_NCHW.is_cuda and not torch.is_grad_enabled():  # one kernel
         return torch.cudnn_convolution_relu(x_NCHW, weight, bias, stride, (0, 0), (1, 1), 1).permute(0, 2, 3, 1)
@@ -142,7 +142,7 @@ def _relu_backward(d: Tensor, y: Tensor) -> Tensor:
 
 
 def _conv_backward(
-    d_NHWC: Tensor, x_NCHW: Tensor, stride: tuple[int, int], weight: Tensor, wants_input: bool
+    d_NHWC: Tensor, x_NCHW: Tensor, stride: Stride, weight: Tensor, wants_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of input, weight and bias."""
     wants, d_NCHW, backward = (wants_input, True, True), d_NHWC.permute(0, 3, 1, 2), torch.ops.aten.convolution_backward

@@ -95,7 +95,7 @@ def compute_losses(agent: Agent, rollout: Rollout, config: ImpalaConfig, read: R
         value_T1B = torch.cat([value_TB, _value_after(agent, r, h_TBH[-1], c_TBH[-1], weights, read)[None]])
         reward_TB = r.reward.clamp(-config.reward_clip, config.reward_clip) if config.reward_clip else r.reward
         if r.final_obs is not None:
-            value_at_limit_TB = _value_at_time_limit(agent, r, h_TBH, c_TBH, reward_TB, read)
+            value_at_limit_TB = _value_at_time_limit(agent, r, h_TBH, c_TBH, reward_TB, weights, read)
             reward_TB = reward_TB + config.discount * value_at_limit_TB
         log_rho_TB = log_probability(logits_TBA, r.action) - log_probability(r.logits, r.action)
         discount_TB = config.discount * (~r.first[1:]).to(reward_TB.dtype)
@@ -114,14 +114,21 @@ def _value_after(
 
 
 def _value_at_time_limit(
-    agent: Agent, rollout: Rollout, h_TBH: Tensor, c_TBH: Tensor, reward_TB: Tensor, read: Read | None
+    agent: Agent,
+    rollout: Rollout,
+    h_TBH: Tensor,
+    c_TBH: Tensor,
+    reward_TB: Tensor,
+    weights: AgentWeights,
+    read: Read | None,
 ) -> Tensor:
     """Value of each step's last observation where the time limit ended the episode, else 0."""
     assert rollout.final_obs is not None
-    embedding_TBD = agent.encoder(rollout.final_obs.flatten(0, 1)).unflatten(0, rollout.action.shape)
-    p_TBP = agent.describe(embedding_TBD, rollout.action, reward_TB)
+    embedding_ND = agent.encoder(rollout.final_obs.flatten(0, 1), weights.encoder)
+    p_TBP = agent.describe(embedding_ND.unflatten(0, rollout.action.shape), rollout.action, reward_TB)
     p_NP, h_NH, c_NH = (x.flatten(0, 1) for x in (p_TBP, h_TBH, c_TBH))
-    h, _ = agent.lstm.step(p_NP, torch.zeros_like(p_NP[:, :1], dtype=torch.bool), h_NH, c_NH, read=read)
+    never_N1 = torch.zeros_like(p_NP[:, :1], dtype=torch.bool)
+    h, _ = agent.lstm.step(p_NP, never_N1, h_NH, c_NH, weights.lstm, read)
     return agent.values(h).view_as(reward_TB) * rollout.truncated
 
 

@@ -10,8 +10,8 @@ from longtail.worlds.host import HostConfig
 from longtail.worlds.world import TaskTable, World
 
 __all__ = [
-    "WORLDS", "GridworldConfig", "HostConfig", "TaskTable", "World", "WorldConfig", "check_name", "make",
-    "world_config", "world_label",
+    "WORLDS", "GridworldConfig", "HostConfig", "TaskTable", "World", "WorldConfig", "check_name", "is_known",
+    "make", "world_config", "world_label",
 ]  # fmt: skip
 
 WorldConfig = GridworldConfig | HostConfig
@@ -23,6 +23,11 @@ WORLDS: dict[str, WorldConfig] = {
     # out of reach or given away, so how rare a task is decides how well it is learned.
     "gridworld-small": GridworldConfig("gridworld-small", "generated", level_seed=73, maps=4, objects=4, rooms=2),
 }
+
+
+def is_known(name: str) -> bool:
+    """A name that `world_config` has a configuration for; worlds of somebody's own may have others."""
+    return name in WORLDS or name.startswith("gym:")
 
 
 def world_config(name: str) -> WorldConfig:
@@ -52,7 +57,7 @@ def check_name(config: WorldConfig) -> None:
 def world_label(config: WorldConfig) -> str:
     """The name, and the fields that differ from the world of this name: `gridworld-levels-generated-reverse`."""
     name = config.name
-    usual = world_config(name) if name in WORLDS or name.startswith("gym:") else config  # else somebody's own world
+    usual = world_config(name) if is_known(name) else config
     values = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
     words = [_in_words(field, value) for field, value in values if value != getattr(usual, field)]
     return "-".join([name, *words])
