@@ -88,7 +88,7 @@ def learning_figure() -> Figure:
     figure = Figure(figsize=(9.4, 3.4), layout="constrained")
     known = references(WORLDS["gridworld"], make(WORLDS["gridworld"], 1).tasks)["random walk"]
     for axes, score in zip(figure.subplots(1, 3), ("zipfian", "uniform", "rare"), strict=True):
-        for x, (name, steps) in enumerate((("judge-4M", "4M steps"), ("judge-12.5M", "12.5M steps"))):
+        for x, (name, steps) in enumerate((("judge-impala-4M", "4M steps"), ("judge-impala-12.5M", "12.5M steps"))):
             with (RESULTS / "learning" / f"{name}.csv").open(newline="") as file:
                 values = sorted(float(row[score]) for row in csv.DictReader(file))
             spread = x + np.linspace(-0.18, 0.18, len(values))

@@ -105,8 +105,8 @@ def parts(results: Path) -> str:
 
 def select(results: Path) -> str:
     """Means over the sets of generated levels, best first."""
-    rows = read_rows(results / "learning" / "select-4M.csv")
-    about = json.loads((results / "learning" / "select-4M.json").read_text())
+    rows = read_rows(results / "learning" / "select-impala-4M.csv")
+    about = json.loads((results / "learning" / "select-impala-4M.json").read_text())
     grid = sorted({(row["learning_rate"], row["entropy_cost"]) for row in rows})
     lines = []
     for point in grid:
@@ -122,7 +122,7 @@ def select(results: Path) -> str:
 def judge(results: Path) -> str:
     """Means over seeds with the spread between them, beside a random walk and shortest paths."""
     lines, abouts = [], []
-    for name, steps in (("judge-4M", "4 million"), ("judge-12.5M", "12.5 million")):
+    for name, steps in (("judge-impala-4M", "4 million"), ("judge-impala-12.5M", "12.5 million")):
         rows = read_rows(results / "learning" / f"{name}.csv")
         values = {score: [float(row[score]) for row in rows] for score in SCORES}
         cells = (f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values.values())
@@ -137,7 +137,7 @@ def discovery(results: Path) -> str:
     config = WORLDS["gridworld"]
     assert isinstance(config, GridworldConfig)
     facts = cell_facts(config)
-    by_run = {name: read_rows(results / "learning" / f"judge-{name}-tasks.csv") for name in ("4M", "12.5M")}
+    by_run = {name: read_rows(results / "learning" / f"judge-impala-{name}-tasks.csv") for name in ("4M", "12.5M")}
     first = {int(row["task"]): row for row in by_run["4M"]}
     lines = []
     for task in sorted(first, key=lambda task: -float(first[task]["probability"]))[:HEAD_CELLS]:

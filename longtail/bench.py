@@ -16,8 +16,6 @@ from torch import Tensor
 from longtail.agents.agent import Kind
 from longtail.config import Device, Precision, RunConfig
 from longtail.engine.graph import capture
-from longtail.impala.act import act
-from longtail.impala.learn import learn
 from longtail.recipes import recipe
 from longtail.train import Trainer
 
@@ -96,7 +94,7 @@ def _build(config: RunConfig) -> Trainer:
 
 def _parts(trainer: Trainer) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What is measured, each as it runs in training and made ready when its turn comes."""
-    agent, world, rollout, settings = trainer.agent, trainer.world, trainer.rollout, trainer.config.impala
+    world, rollout = trainer.world, trainer.rollout
     action_B = torch.zeros(world.num_worlds, dtype=torch.int64, device=trainer.device)
 
     def step_worlds() -> None:
@@ -112,8 +110,8 @@ def _parts(trainer: Trainer) -> Iterator[tuple[str, Callable[[], Any]]]:
         return capture(function, tensors, [trainer.generator])
 
     yield "worlds only", ready(step_worlds)
-    yield "rollout only", ready(lambda: act(agent, world, rollout, trainer.generator, settings.reward_clip))
-    yield "learn only", ready(lambda: learn(agent, rollout, trainer.optimizer, settings))
+    yield "rollout only", ready(trainer.act)
+    yield "learn only", ready(trainer.learn)
     yield "train", ready(trainer.iteration)
 
 

@@ -1,7 +1,6 @@
 """A run as one tree of dataclasses: what to train, on which world, for how long. Nothing else decides a result."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -13,12 +12,15 @@ import torch
 
 from longtail.agents.agent import AgentConfig
 from longtail.impala.learn import ImpalaConfig
+from longtail.memory import MemoryConfig
+from longtail.methods import METHODS, SECTIONS, MethodConfig, check_method
+from longtail.methods.autoencoder import AutoencoderConfig
+from longtail.methods.hcam import HCAMConfig
 from longtail.worlds import WORLDS, GridworldConfig, WorldConfig, check_name, is_known, world_config, world_label
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
 Preset = Literal["default", "paper"]
-METHODS = ("impala",)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # Fields that may change between two sittings of one run. What device and precision come to is compared with what a
@@ -32,7 +34,7 @@ class RunConfig:
 
     world: WorldConfig = field(default_factory=GridworldConfig)
     method: str = "impala"
-    """What is trained: impala."""
+    """What is trained: impala, reconstruction, vae, hcam, mem, mem-contrastive, boosted, boosted-single-loss."""
     preset: Preset = "default"
     """Hyperparameters: ours, chosen on generated levels, or the paper's table as printed."""
     seed: int = 1
@@ -41,6 +43,12 @@ class RunConfig:
     """Decisions to train for, over all worlds; may grow later if the learning rate is constant."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    memory: MemoryConfig | None = None
+    """Of the methods with an episodic memory; None takes what the method has by default, here and below."""
+    hcam: HCAMConfig | None = None
+    """Of hcam."""
+    autoencoder: AutoencoderConfig | None = None
+    """Of reconstruction and vae."""
     device: Device = "auto"
     """Where to train; auto takes a GPU if there is one."""
     precision: Precision = "auto"
@@ -54,6 +62,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_method(self.method)
+        self._take_section()
         for name, least in {
             "seed": 0,
             "steps": 0,
@@ -69,9 +78,31 @@ class RunConfig:
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(get_args(kind))}")
         check_name(self.world)
+        if self.hcam and self.impala.bootstrap_time_limits:
+            raise ValueError(
+                "impala.bootstrap_time_limits is True: it must be False with hcam, which has no read for it"
+            )
         for name, value in _flatten(dataclasses.asdict(self)).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} is {value}: it must be a finite number")
+
+    def _take_section(self) -> None:
+        """A method has one section of its own, or none."""
+        entry = METHODS[self.method]
+        for name in SECTIONS:
+            if name != entry.section and getattr(self, name) is not None:
+                has = f"has {entry.section}" if entry.section else "has no section of its own"
+                raise ValueError(
+                    f"{name} is given, but method is {self.method!r}: it must be None, {self.method} {has}"
+                )
+        if entry.section and getattr(self, entry.section) is None:
+            object.__setattr__(self, entry.section, entry.config)  # as a default that depends on another field
+
+    @property
+    def method_config(self) -> MethodConfig | None:
+        """The method's section."""
+        section = METHODS[self.method].section
+        return getattr(self, section) if section else None
 
     @property
     def world_label(self) -> str:
@@ -86,13 +117,6 @@ class RunConfig:
     def iterations(self) -> int:
         """Whole iterations that make up `steps`, rounded up."""
         return -(-self.steps // self.iteration_steps)
-
-
-def check_method(method: str) -> None:
-    if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f"did you mean {near[0]}? It" if near else "it"
-        raise ValueError(f"method is {method!r}: {hint} must be one of {', '.join(METHODS)}")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -131,6 +155,7 @@ def from_json(text: str) -> RunConfig:
     if not is_known(name):
         raise ValueError(f"world.name is {name!r}: it must be one of {', '.join(WORLDS)} or gym:<environment id>")
     parts = {"world": type(world_config(name)), "agent": AgentConfig, "impala": ImpalaConfig}
+    parts |= {section: kind for section, kind in SECTIONS.items() if _entry(tree, section) is not None}
     return _build(
         RunConfig, tree | {part: _build(kind, _entry(tree, part), f"{part}.") for part, kind in parts.items()}
     )

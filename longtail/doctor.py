@@ -118,7 +118,7 @@ def print_report() -> None:
 
 
 def print_worlds() -> None:
-    from longtail.recipes import METHODS
+    from longtail.methods import METHODS
     from longtail.scores import references
     from longtail.worlds import WORLDS, make
 

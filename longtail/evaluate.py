@@ -22,7 +22,7 @@ from longtail.recipes import command, preset_label
 from longtail.report.heatmap import heatmap_png
 from longtail.runfolder import command_line, read_manifest, write_manifest
 from longtail.scores import Outcomes, references, score_weights, weighted_score
-from longtail.trained import TrainedAgent, choose, initial_state, load
+from longtail.trained import TrainedAgent, choose, load
 from longtail.worlds import HostConfig, TaskTable, World, make
 from longtail.worlds.vectors import HostError
 
@@ -41,7 +41,7 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
     """One whole episode of each world: success [B] and return [B]. Worlds that are done are no longer looked at."""
     agent, B = trained.agent, world.num_worlds
     weights = agent.prepare()
-    state = initial_state(agent, B, world.device)
+    state = trained.initial_state(B)
     h_BH, c_BH, last_action_B = state.h_BH, state.c_BH, state.last_action_B
     clip = trained.config.impala.reward_clip
     alive_B = torch.ones(B, dtype=torch.bool, device=world.device)
@@ -50,7 +50,10 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
     success_B, return_B = torch.zeros_like(alive_B), torch.zeros(B, dtype=torch.float64, device=world.device)
     obs_BHWC = torch.empty(B, *world.obs_shape, dtype=torch.uint8, device=world.device)
     steps = 0
+    every_B = torch.arange(B, device=world.device)
     while len(index_N := alive_B.nonzero()[:, 0]):
+        if trained.method.per_episode:  # what is read belongs to all worlds of the batch
+            index_N = every_B
         if steps == LONGEST:
             raise HostError(
                 f"world is {trained.config.world.name!r}: an episode has not ended after {LONGEST:,} steps; give it a "
@@ -60,8 +63,9 @@ def play_episodes(trained: TrainedAgent, world: World, greedy: bool) -> tuple[np
         world.observe(obs_BHWC)
         h_NH, c_NH = h_BH[index_N], c_BH[index_N]
         logits_NA, h_BH[index_N], c_BH[index_N] = agent.step(
-            obs_BHWC[index_N], first_B[index_N], last_action_B[index_N], last_reward_B[index_N], h_NH, c_NH, weights
-        )
+            obs_BHWC[index_N], first_B[index_N], last_action_B[index_N], last_reward_B[index_N], h_NH, c_NH, weights,
+            state.read,
+        )  # fmt: skip
         action_B[index_N] = choose(logits_NA, trained.generator, greedy)
         world.step(action_B)
         return_B += world.reward * alive_B

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 class Counters:
     """Totals since the run's first step, kept on the device so that counting never waits for the host."""
 
-    def __init__(self, num_tasks: int, device: torch.device) -> None:
+    def __init__(self, num_tasks: int, device: torch.device, num_metrics: int = 0) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -38,14 +38,19 @@ class Counters:
         self.episodes_n, self.successes_n = zeros(num_tasks), zeros(num_tasks)
         self.reward = zeros(dtype=torch.float64)
         self.learn_K = zeros(len(LEARN_METRICS), dtype=torch.float64)
+        # What a method reports: sums, and how many iterations each is the sum of.
+        self.method_M, self.method_count_M = zeros(num_metrics, dtype=torch.float64), zeros(num_metrics)
 
-    def count(self, rollout: Rollout, learn_K: Tensor) -> None:
+    def count(self, rollout: Rollout, learn_K: Tensor, method_M: Tensor, counts_M: Tensor) -> None:
         task_N, ended_N = rollout.task[:-1].flatten(), rollout.first[1:].flatten().to(torch.int64)
         # Integer sums, so the order in which a GPU adds them does not matter.
         self.episodes_n.index_add_(0, task_N, ended_N)
         self.successes_n.index_add_(0, task_N, rollout.success.flatten().to(torch.int64))
         self.reward += rollout.reward.sum()
         self.learn_K += learn_K
+        if len(self.method_M):
+            self.method_M += method_M * counts_M
+            self.method_count_M += counts_M
         newly_bad = ~torch.isfinite(learn_K).all() & (self.first_bad < 0)
         self.first_bad.copy_(torch.where(newly_bad, self.iteration, self.first_bad))
         self.iteration += 1
@@ -58,14 +63,18 @@ class Counters:
             "successes": self.successes_n,
             "reward": self.reward,
             "learn": self.learn_K,
+            "method": self.method_M,
+            "method_count": self.method_count_M,
         }
 
     def read(self) -> dict[str, np.ndarray]:
         return {name: tensor.cpu().numpy().copy() for name, tensor in self.state_dict().items()}
 
 
-def summarize(before: dict[str, np.ndarray], now: dict[str, np.ndarray], tasks: TaskTable) -> Row:
-    """What happened between two readings of the counters. A share of no episodes at all is null."""
+def summarize(
+    before: dict[str, np.ndarray], now: dict[str, np.ndarray], tasks: TaskTable, method_metrics: Sequence[str] = ()
+) -> Row:
+    """What happened between two readings of the counters. A mean of nothing at all is null."""
     episodes_n, successes_n = now["episodes"] - before["episodes"], now["successes"] - before["successes"]
     iterations = max(int(now["iteration"] - before["iteration"]), 1)
 
@@ -80,7 +89,10 @@ def summarize(before: dict[str, np.ndarray], now: dict[str, np.ndarray], tasks: 
     row |= {f"visits_{name}": int(now["episodes"][tasks.group == i].sum()) for i, name in enumerate(zipf.GROUPS)}
     row["mean_return"] = float(now["reward"] - before["reward"]) / episodes if episodes else None
     means_K = (now["learn"] - before["learn"]) / iterations
-    return row | dict(zip(LEARN_METRICS, map(float, means_K), strict=True))
+    row |= dict(zip(LEARN_METRICS, map(float, means_K), strict=True))
+    sums_M, counts_M = (now[name] - before[name] for name in ("method", "method_count"))
+    means_M = (float(total / n) if n else None for total, n in zip(sums_M, counts_M, strict=True))
+    return row | dict(zip(method_metrics, means_M, strict=True))
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -15,27 +15,19 @@ from rich.markup import escape
 from torch import Tensor
 
 from longtail import checkpoint, runfolder
-from longtail.agents.agent import Agent
+from longtail.build import build
 from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
 from longtail.engine.graph import Pacer, capture, keep_memory, make_repeatable
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import learn, make_optimizer, schedule
 from longtail.interrupt import Interrupted, signals
-from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Recent, Speed, summarize
+from longtail.metrics import Counters, MetricsWriter, ProgressDisplay, Recent, Row, Speed, summarize
 from longtail.recipes import recipe
-from longtail.worlds import World, make
+from longtail.worlds import make
 
 
 class NotFiniteError(FloatingPointError):
     """A tensor of the run holds a value that is not a finite number."""
-
-
-def build_agent(config: RunConfig, world: World, dtype: torch.dtype) -> Agent:
-    """A new agent with the run's initial weights: made on the CPU, so that they are the same on every device."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        agent = Agent(world.obs_shape, world.num_actions, config.agent, dtype)
-    return agent.to(world.device)
 
 
 class Trainer:
@@ -50,11 +42,12 @@ class Trainer:
         bootstrap = config.impala.bootstrap_time_limits
         self.world = make(config.world, config.impala.worlds, self.device, final_obs=bootstrap)
         self.world.reset(config.seed, stagger=True)
-        self.agent = build_agent(config, self.world, self.dtype)
-        self.rollout = Rollout.empty(self.world, self.agent, config.impala.unroll, bootstrap, keep_tape=True)
-        self.optimizer = make_optimizer(self.agent, config.impala)
-        self.counters = Counters(len(self.world.tasks), self.device)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        agent, method = build(config, self.world.obs_shape, self.world.num_actions, self.dtype, self.generator)
+        self.agent, self.method = agent.to(self.device), method.to(self.device)
+        self.rollout = Rollout.empty(self.world, self.agent, config.impala.unroll, bootstrap, keep_tape=True)
+        self.optimizer = make_optimizer(self.agent, config.impala, self.method)
+        self.counters = Counters(len(self.world.tasks), self.device, len(self.method.metrics))
         self._iterate: Callable[[], None] | None = None
 
     @property
@@ -63,10 +56,26 @@ class Trainer:
 
     def iteration(self) -> None:
         """T steps of every world and one gradient step; waits for nothing on the host."""
-        c = self.config
-        schedule(self.optimizer, c.impala, self.counters.iteration, c.iterations)
-        act(self.agent, self.world, self.rollout, self.generator, c.impala.reward_clip)
-        self.counters.count(self.rollout, learn(self.agent, self.rollout, self.optimizer, c.impala))
+        schedule(self.optimizer, self.config.impala, self.counters.iteration, self.config.iterations)
+        self.act()
+        learn_K = self.learn()
+        self.counters.count(self.rollout, learn_K, *self.method.report())
+
+    def act(self) -> None:
+        with torch.no_grad():
+            read = self.method.acting()
+        act(self.agent, self.world, self.rollout, self.generator, self.config.impala.reward_clip, read)
+
+    def learn(self) -> Tensor:
+        """Algorithm 1, from `fm.add` on; the rollout and what the agent read are those of the last acting."""
+        agent, rollout, method = self.agent, self.rollout, self.method
+        method.observe(rollout)
+        learn_K = learn(
+            agent, rollout, self.optimizer, self.config.impala, method.learning(), method,
+            lambda: method.loss(agent, rollout),
+        )  # fmt: skip
+        method.update()
+        return learn_K
 
     def iterate(self) -> None:
         """One iteration, in the form this device runs fastest: called on a CPU, replayed as a graph on a GPU."""
@@ -81,6 +90,7 @@ class Trainer:
         """Everything that the next iteration depends on: live tensors, and the generator's state."""
         parts: dict[str, dict[str, Tensor]] = {
             "agent": dict(self.agent.state_dict()),
+            "method": dict(self.method.state_dict()),
             "optimizer": self._optimizer_state(),
             "rollout": self.rollout.carry(),
             "world": self.world.state_dict(),
@@ -114,7 +124,8 @@ class Trainer:
         self.generator.set_state(state["generator"])
 
     def _optimizer_state(self) -> dict[str, Tensor]:
-        named = ((name, self.optimizer.state[p]) for name, p in self.agent.named_parameters())
+        parameters = [*self.agent.named_parameters(), *self.method.named_parameters("method")]
+        named = ((name, self.optimizer.state[p]) for name, p in parameters)
         return {f"{name}.{key}": tensor for name, values in named for key, tensor in values.items()}
 
     def interface(self) -> dict[str, object]:
@@ -260,8 +271,9 @@ class Session:
     def _log(self) -> None:
         now = self.trainer.counters.read()
         self.trainer.check_finite()
-        row = {"step": self.step, "time": self._seconds(), "steps_per_second": round(self.speed.lap(self.step), 1)}
-        row |= summarize(self.logged, now, self.trainer.world.tasks)
+        row: Row = {"step": self.step, "time": self._seconds(), "steps_per_second": round(self.speed.lap(self.step), 1)}
+        row |= summarize(self.logged, now, self.trainer.world.tasks, self.trainer.method.metrics)
+        row |= self.trainer.method.inspect(self.trainer.rollout, self.trainer.world.tasks)
         row["learning_rate"] = float(f"{float(self.trainer.optimizer.param_groups[0]['lr']):.6g}")
         self.writer.write(row)
         rate, shares = self.recent.look(now, self.step)

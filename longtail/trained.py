@@ -10,16 +10,21 @@ from torch import Tensor
 
 from longtail import checkpoint, runfolder
 from longtail.agents.agent import Agent
+from longtail.agents.lstm import Read
+from longtail.build import build
 from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
+from longtail.methods import Method
+from longtail.methods.hcam import Chunks
 
 
 @dataclass
 class AgentState:
-    """What an agent remembers of B episodes under way: the LSTM state, and what it did last."""
+    """What an agent remembers of B episodes under way: the LSTM state, what it did last, and what it reads from."""
 
     h_BH: Tensor
     c_BH: Tensor
     last_action_B: Tensor
+    read: Read | None
 
 
 @dataclass
@@ -28,6 +33,7 @@ class TrainedAgent:
 
     config: RunConfig
     agent: Agent
+    method: Method
     step: int
     visits_n: np.ndarray  # episodes of each task in training
     device: torch.device
@@ -70,13 +76,10 @@ class TrainedAgent:
         return (int(action_B[0]) if single else action_B.cpu().numpy()), state
 
     def initial_state(self, num_episodes: int) -> AgentState:
-        return initial_state(self.agent, num_episodes, self.device)
-
-
-def initial_state(agent: Agent, num_episodes: int, device: torch.device) -> AgentState:
-    zeros = torch.zeros(num_episodes, agent.hidden_dim, device=device)
-    none = torch.full((num_episodes,), agent.no_action, device=device)
-    return AgentState(zeros, zeros.clone(), none)
+        zeros = torch.zeros(num_episodes, self.agent.hidden_dim, device=self.device)
+        none = torch.full((num_episodes,), self.agent.no_action, device=self.device)
+        with torch.no_grad():
+            return AgentState(zeros, zeros.clone(), none, self.method.playing(num_episodes))
 
 
 def policy_step(
@@ -84,8 +87,12 @@ def policy_step(
 ) -> tuple[Tensor, AgentState]:
     """Logits, and a new state that does not yet know the action."""
     last_action_B = state.last_action_B.masked_fill(first_B, agent.no_action)
-    logits_BA, h_BH, c_BH = agent.step(obs_BHWC, first_B, last_action_B, reward_B * ~first_B, state.h_BH, state.c_BH)
-    return logits_BA, AgentState(h_BH, c_BH, last_action_B)
+    # A state that was passed in stays as it is; a memory of the episode is written to as it is read.
+    read = state.read.copy() if isinstance(state.read, Chunks) else state.read
+    logits_BA, h_BH, c_BH = agent.step(
+        obs_BHWC, first_B, last_action_B, reward_B * ~first_B, state.h_BH, state.c_BH, read=read
+    )
+    return logits_BA, AgentState(h_BH, c_BH, last_action_B, read)
 
 
 def choose(logits_BA: Tensor, generator: torch.Generator, greedy: bool) -> Tensor:
@@ -105,9 +112,11 @@ def load(run: Path | str, device: str = "auto", seed: int = 0) -> TrainedAgent:
         raise ValueError(f"run is {str(run)!r}: it has no checkpoint yet; longtail train makes one")
     state, meta = found
     obs_shape = tuple(meta["obs_shape"])
-    with torch.random.fork_rng(devices=[]):  # making an agent draws weights, which are then replaced
-        agent = Agent(obs_shape, meta["num_actions"], config.agent, resolve_precision(config.precision, where))
-    agent.load_state_dict({name.removeprefix("agent."): t for name, t in state.items() if name.startswith("agent.")})
-    agent.to(where).eval().requires_grad_(False)
+    agent, method = build(config, obs_shape, meta["num_actions"], resolve_precision(config.precision, where))
+    for prefix, module in (("agent.", agent), ("method.", method)):
+        module.load_state_dict({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
+        module.to(where).eval().requires_grad_(False)
     generator = torch.Generator(where).manual_seed(seed)
-    return TrainedAgent(config, agent, meta["step"], state["counters.episodes"].numpy(), where, generator, obs_shape)
+    return TrainedAgent(
+        config, agent, method, meta["step"], state["counters.episodes"].numpy(), where, generator, obs_shape
+    )

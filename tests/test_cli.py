@@ -20,7 +20,9 @@ import longtail
 from examples.signal_world import SignalConfig
 from longtail import checkpoint, worlds
 from longtail.cli import COMMANDS, main
+from longtail.config import fingerprint, from_json
 from longtail.flags import whole
+from longtail.methods import METHODS
 
 WORLD = "gridworld-small --world.maps 2 --world.objects 2 --world.resolution 21 --world.max-steps 9"
 SMALL = "--agent.embedding 8 --agent.hidden 8 --impala.worlds 3 --impala.unroll 4 --device cpu --precision fp32"
@@ -79,6 +81,46 @@ REFUSED = {
     "bench --worlds 0": "worlds is 0: it must be at least 1",
     "bench --unroll 1e30": "unroll 1000000000000000019884624838656: they do not fit into memory",
 }
+
+
+# Of methods: what follows `train gridworld`.
+REFUSED_METHODS = {
+    "--method boostd": "method is 'boostd': did you mean boosted? It must be one of impala",
+    "--method boosted --memory.capacity 0": "memory.capacity is 0: it must be at least 1",
+    "--method boosted --memory.neighbours 2000": "memory.neighbours is 2000: it must be at most memory.capacity, 1024",
+    "--method boosted --memory.neighbours -1": "memory.neighbours is -1: it must be at least 1",
+    "--method boosted --memory.transfer 1025": "memory.transfer is 1025: it must be at most memory.familiarity, 1024",
+    "--method mem --memory.capacity 500": "memory.transfer is 512: it must be at most memory.capacity, 500",
+    "--method boosted --memory.transfer-every 0": "memory.transfer_every is 0: it must be at least 1",
+    "--method boosted --memory.beta 1": "memory.beta is 1.0: it must be below 1",
+    "--method boosted --memory.beta -0.1": "memory.beta is -0.1: it must be at least 0",
+    "--method boosted --memory.beta nan": "memory.beta is nan: it must be",
+    "--method boosted --memory.contrastive-cost inf": "memory.contrastive_cost is inf: it must be a finite number",
+    "--method boosted --memory.epsilon 0": "memory.epsilon is 0.0: it must be above 0",
+    "--method boosted --memory.temperature 0": "memory.temperature is 0.0: it must be above 0",
+    "--method boosted --memory.sigma 2": "memory.sigma is 2.0: it must be at most 1",
+    "--method boosted --memory.cutout-largest 1.5": "memory.cutout_largest is 1.5: it must be at most 1",
+    "--method boosted --memory.cutout-smallest 0.6": "it must be at most memory.cutout_largest, 0.5",
+    "--method boosted --memory.hop 0": "memory.hop is 0: it must be at least 1",
+    "--method boosted --memory.hop 1.5": "--memory.hop is '1.5': it must be a whole number",
+    "--method boosted --memory.familiarity 63 --memory.transfer 8": "memory.familiarity is 63: it must be at least 64",
+    "--method boosted --memory.no-contrastive": "memory.contrastive is False: it must be true: the rare states",
+    "--method boosted --memory.selection rarest": "--memory.selection is 'rarest': it must be one of rare, uniform, none",
+    "--method mem --memory.eviction familiar-first": "memory.eviction is 'familiar-first': it must be fifo unless",
+    "--memory.neighbours 8": "not understood: --memory.neighbours, 8",
+    "--method vae --memory.neighbours 8": "not understood: --memory.neighbours, 8",
+    "--method boosted --hcam.chunk 4": "not understood: --hcam.chunk, 4",
+    "--method boosted --memory.neighbors 8": "not understood: --memory.neighbors, 8; did you mean --memory.neighbours?",
+    "--method hcam --hcam.chunk 5": "hcam.chunk is 5: it must divide impala.unroll, 32",
+    "--method hcam --hcam.chunk 0": "hcam.chunk is 0: it must be at least 1",
+    "--method hcam --hcam.chosen 9": "hcam.chosen is 9: it must be at most hcam.chunks, 8",
+    "--method hcam --impala.bootstrap-time-limits": "impala.bootstrap_time_limits is True: it must be False with hcam",
+    "--method vae --autoencoder.latent 0": "autoencoder.latent is 0: it must be at least 1",
+    "--method vae --autoencoder.kl-cost nan": "autoencoder.kl_cost is nan: it must be",
+    "--method reconstruction --autoencoder.every 0": "autoencoder.every is 0: it must be at least 1",
+    "--method reconstruction --world.resolution 14 --agent.encoder deep": "images of at least 20x20 pixels: these have",
+}
+REFUSED |= {f"train gridworld {flags}": said for flags, said in REFUSED_METHODS.items()}
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -145,6 +187,27 @@ def test_the_same_command_twice(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(shlex.split(f"{TRAIN} --out run")) == 0
     assert "run is finished: 48 steps" in capsys.readouterr().out
     assert digests(run) == before
+
+
+BOOSTED = "--method boosted --memory.familiarity 16 --memory.hop 2 --memory.transfer 3"
+
+
+def test_a_memory_of_another_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """By its configuration; and where that was changed along with it, by the tensors of its checkpoint."""
+    assert main(shlex.split(f"{TRAIN} {BOOSTED} --out run")) == 0
+    said = refused(f"{TRAIN} {BOOSTED} --memory.capacity 900 --out run", capsys)
+    assert said.startswith("memory.capacity is 900, but the run in 'run' has 1024")
+    said = refused(f"{TRAIN} --method mem --memory.familiarity 16 --memory.hop 2 --memory.transfer 3 --out run", capsys)
+    assert said.startswith("method is 'mem', but the run in 'run' has 'boosted'")
+    config = Path("run/config.json")
+    config.write_text(config.read_text().replace('"capacity": 1024', '"capacity": 900'))
+    assert "step-000000048 belongs to another run" in refused("eval run --device cpu", capsys)
+    meta = checkpoint.list_checkpoints(Path("run"))[0] / checkpoint.META
+    state, found = checkpoint.load_checkpoint(meta.parent)
+    found |= {"run": fingerprint(from_json(config.read_text()))}
+    checkpoint.save_checkpoint(Path("run"), found["step"], state, found, keep=1)
+    said = refused(f"{TRAIN} {BOOSTED} --memory.capacity 900 --steps 96 --out run", capsys)
+    assert said.startswith("the checkpoint does not fit this run: its method.memory.mem.h is torch.float32 [1024, 8]")
 
 
 @pytest.mark.parametrize("line", [f"{TRAIN} --out run", "eval run --episodes 1"])
@@ -227,7 +290,7 @@ def test_interrupted_before_the_first_iteration(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("longtail.train.build_agent", interrupted)
+    monkeypatch.setattr("longtail.train.build", interrupted)
     assert main(shlex.split(f"{TRAIN} --out run")) == 130
     assert capsys.readouterr().err.startswith("interrupted without saving: the same command begins again")
     assert not Path("run").exists()
@@ -237,12 +300,13 @@ def test_interrupted_before_the_first_iteration(
 
 
 def texts(path: str, *classes: str) -> list[str]:
-    """The texts below the fields of a file's dataclasses."""
+    """The texts below the fields of a file's dataclasses; a section's is for readers of the code, it is no flag."""
     found = []
     for kind in ast.walk(ast.parse((Path(longtail.__file__).parent / path).read_text())):
         if isinstance(kind, ast.ClassDef) and kind.name in classes:
             for field, below in zip(kind.body, kind.body[1:], strict=False):
-                is_flag = isinstance(field, ast.AnnAssign) and "Suppress" not in ast.unparse(field.annotation)
+                kind_of = ast.unparse(field.annotation) if isinstance(field, ast.AnnAssign) else "Suppress"
+                is_flag = "Suppress" not in kind_of and not kind_of.endswith("Config | None")
                 if is_flag and isinstance(below, ast.Expr):
                     found.append(ast.literal_eval(below.value))
     assert found
@@ -254,6 +318,9 @@ RUN_TEXTS += [*texts("impala/learn.py", "ImpalaConfig"), *texts("worlds/gridworl
 HELP = {
     "train gridworld": RUN_TEXTS,
     "train": RUN_TEXTS,
+    "train gridworld --method boosted": [*RUN_TEXTS, *texts("memory/boosted.py", "MemoryConfig")],
+    "train gridworld --method hcam": [*RUN_TEXTS, *texts("methods/hcam.py", "HCAMConfig")],
+    "train gridworld --method vae": [*RUN_TEXTS, *texts("methods/autoencoder.py", "AutoencoderConfig")],
     "eval": texts("cli.py", "EvalArgs"),
     "play": texts("cli.py", "PlayArgs"),
     "bench": texts("cli.py", "BenchArgs"),
@@ -271,6 +338,7 @@ def test_help_says_what_every_field_is(command: str, capsys: pytest.CaptureFixtu
     for text in HELP[command]:
         assert "".join(text.split()) in shown, text
     assert {line.split()[0] for line in HELP} == set(COMMANDS)
+    assert f"What is trained: {', '.join(METHODS)}." in RUN_TEXTS
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])

@@ -15,10 +15,14 @@ from examples.signal_world import SignalConfig
 from longtail import cli, train
 from longtail.agents.agent import AgentConfig
 from longtail.config import OPERATIONAL, RunConfig, differences, fingerprint, from_json, to_json
-from longtail.recipes import METHODS, command, hosted, preset_label, recipe
+from longtail.memory import MemoryConfig
+from longtail.methods import METHODS, SECTIONS
+from longtail.methods.hcam import HCAMConfig
+from longtail.recipes import command, hosted, preset_label, recipe
 from longtail.worlds import WORLDS, GridworldConfig, HostConfig, world_config
 
 RUNS = {name: recipe(name, preset="paper") for name in WORLDS}
+RUNS |= {f"paper {method}": recipe("gridworld", method, "paper") for method in METHODS}
 RUNS["tiny"] = tiny()
 RUNS["gym"] = replace(
     recipe("gym:CarRacing-v3"), world=HostConfig("gym:CarRacing-v3", options=("continuous=False", "render_mode=None"))
@@ -37,7 +41,8 @@ def changed(tree: dict[str, Any], path: list[str]) -> Any:
         value = value[part]
     others = {
         "method": "impala", "preset": "paper", "device": "auto", "precision": "bf16", "schedule": "linear",
-        "encoder": "deep", "levels": "10x10", "law": "rare", "name": "gridworld-20",
+        "encoder": "deep", "levels": "10x10", "law": "rare", "name": "gridworld-20", "selection": "rare",
+        "eviction": "familiar-first", "negatives": "all",
     }  # fmt: skip
     if isinstance(value, bool):
         return not value
@@ -51,19 +56,35 @@ def fields_of(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[st
     return found
 
 
-FIELDS = [path for path in fields_of(dataclasses.asdict(tiny())) if path != ("method",)]
+# A run in which another value of the field is valid: one method has no contrastive loss, another no other eviction.
+OWNERS = {"memory": "boosted", "hcam": "hcam", "autoencoder": "vae"}
+RUN_OF = {path: tiny() for path in fields_of(dataclasses.asdict(tiny())) if path[0] not in ("method", *SECTIONS)}
+RUN_OF |= {
+    path: tiny(method=method)
+    for section, method in OWNERS.items()
+    for path in fields_of(dataclasses.asdict(tiny(method=method)))
+    if path[0] == section
+}
+RUN_OF |= {("memory", name): tiny(method="mem-contrastive") for name in ("contrastive", "selection")}
 
 
-@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@pytest.mark.parametrize("path", RUN_OF, ids=".".join)
 def test_every_field_counts(path: tuple[str, ...]) -> None:
-    tree = json.loads(to_json(tiny()))
+    run = RUN_OF[path]
+    tree = json.loads(to_json(run))
     inner = tree
     for part in path[:-1]:
         inner = inner[part]
     before, inner[path[-1]] = inner[path[-1]], changed(tree, list(path))
     other = from_json(json.dumps(tree))
-    assert differences(tiny(), other) == [(".".join(path), before, inner[path[-1]])]
-    assert (fingerprint(other) == fingerprint(tiny())) == (".".join(path) in {"steps", *OPERATIONAL})
+    assert differences(run, other) == [(".".join(path), before, inner[path[-1]])]
+    assert (fingerprint(other) == fingerprint(run)) == (".".join(path) in {"steps", *OPERATIONAL})
+
+
+def test_every_section_is_covered() -> None:
+    assert set(OWNERS) == set(SECTIONS)
+    assert {path[0] for path in RUN_OF} == {f.name for f in dataclasses.fields(RunConfig)} - {"method"}
+    assert len({fingerprint(tiny(method=method)) for method in METHODS}) == len(METHODS)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +101,11 @@ def test_every_field_counts(path: tuple[str, ...]) -> None:
         ({"world": {"name": "gym:x"}}, "world.options is missing"),
         ({"world": {}}, "world.name is missing"),
         ({"world": {"name": "griworld"}}, "world.name is 'griworld': it must be one of gridworld, .* or gym:"),
-        ({"method": "boost"}, "method is 'boost': it must be one of impala"),
+        ({"method": "dqn"}, "method is 'dqn': it must be one of impala"),
+        ({"method": "boost"}, "method is 'boost': did you mean boosted"),
+        ({"memory": {}}, "memory.capacity is missing"),
+        ({"memory": 3}, "memory.capacity is missing"),
+        ({"hcam": {"chunk": 4}}, "hcam.chunks is missing"),
     ],
 )
 def test_a_file_that_is_not_of_this_version(change: dict[str, Any], message: str) -> None:
@@ -107,6 +132,9 @@ def test_a_file_that_is_no_configuration(text: str) -> None:
         ({"device": "tpu"}, "device is 'tpu': it must be one of auto, cpu, cuda"),
         ({"precision": "fp16"}, "precision is 'fp16': it must be one of auto, fp32, bf16"),
         ({"method": "impalla"}, "method is 'impalla': did you mean impala"),
+        ({"method": "boosted", "hcam": HCAMConfig()}, "hcam is given, but method is 'boosted': it must be None"),
+        ({"memory": MemoryConfig()}, "memory is given, but method is 'impala': it must be None, impala has no section"),
+        ({"method": "hcam", "impala": {"bootstrap_time_limits": True}}, "bootstrap_time_limits is True: it must be"),
         ({"world": replace(tiny().world, name="gym:x")}, "world.name is 'gym:x'"),
         ({"world": HostConfig("gridworld")}, "world.name is 'gridworld': gym: is for Gymnasium"),
         ({"world": GridworldConfig("mine")}, "world.name is 'mine': it must be gridworld or gridworld-20 or"),
@@ -166,6 +194,9 @@ def test_a_world_says_what_it_is(world: Any, label: str) -> None:
     assert tiny(world=world).world_label == label
 
 
+OTHER = {"memory": {"neighbours": 8}, "hcam": {"chosen": 3}, "autoencoder": {"cost": 0.5}}
+
+
 def test_a_preset_is_named_only_where_it_is_used() -> None:
     for name in (*WORLDS, "gym:x"):
         for preset in ("default", "paper"):
@@ -173,6 +204,12 @@ def test_a_preset_is_named_only_where_it_is_used() -> None:
             assert preset_label(replace(run, seed=3, steps=7, log_every=1, device="cpu")) == preset
             assert preset_label(replace(run, impala=replace(run.impala, unroll=20))) == "custom"
             assert preset_label(replace(run, agent=AgentConfig(encoder="deep"))) == "custom"
+    for method, entry in METHODS.items():
+        assert preset_label(recipe("gridworld", method)) == "default"
+        assert preset_label(recipe("gridworld", method, "paper")) == "paper"
+        if entry.section:
+            other = replace(recipe("gridworld", method).method_config, **OTHER[entry.section])  # type: ignore[type-var]
+            assert preset_label(replace(recipe("gridworld", method), **{entry.section: other})) == "custom"  # type: ignore[arg-type]
     assert preset_label(replace(recipe("gridworld"), preset="paper")) == "custom"
     assert preset_label(counting_run()) == "custom"
 
@@ -189,6 +226,9 @@ CHANGED = {
     "paper": RUNS["gridworld"],
     "host": replace(RUNS["gym"], seed=7),
     "own world": tiny(seed=3, impala={"bootstrap_time_limits": True, "schedule": "linear"}),
+    "own memory": tiny(method="boosted", memory=MemoryConfig(neighbours=8, transfer_once=False, negatives="all")),
+    "own chunks": tiny(method="hcam", hcam=HCAMConfig(chunk=4, chosen=3)),
+    "paper's memory": recipe("gridworld", "boosted", "paper"),
 }
 
 

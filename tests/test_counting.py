@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from counting import (
+    LONGEST,
+    RIGHT,
+    TASKS,
     CountingConfig,
     counted,
     counting_run,
@@ -15,12 +18,15 @@ from counting import (
     time_of,
     world_of,
 )
+from tiny import with_method
 from torch import Tensor
 
 from longtail import checkpoint, worlds
 from longtail.agents.agent import Agent
 from longtail.evaluate import evaluate, play_episodes, play_tasks
 from longtail.impala.act import Rollout
+from longtail.memory import BoostedMemory
+from longtail.methods import Method, Sizes
 from longtail.train import Trainer, train
 from longtail.trained import TrainedAgent, load
 
@@ -102,6 +108,80 @@ def test_what_is_counted_in_training(device: str) -> None:
     assert trainer.counters.episodes_n.tolist() == trainer.counters.successes_n.tolist() == expected
 
 
+WORLDS, UNROLL, HOP, SLOTS = 6, 5, 2, 47
+KEPT = UNROLL // HOP + 1  # steps 0, 2 and 4 of each rollout
+
+
+def remembering(device: str, world: CountingConfig | None = None) -> Trainer:
+    """A counting agent whose familiarity buffer is overwritten in the middle of rollouts."""
+    run = with_method(counting_run(UNROLL, device, world), "boosted", familiarity=SLOTS, hop=HOP, transfer_every=1)
+    trainer = Trainer(run)
+    teach_to_count(trainer.agent)
+    return trainer
+
+
+def steps_of(world: int, count: int) -> list[tuple[int, int, int]]:
+    """(world, episode, time) of its first steps."""
+    return [(world, e, t) for e in range(count) for t in range(episode_length(world, e))][:count]
+
+
+def stored(memory: BoostedMemory) -> list[tuple[int, int, int]]:
+    """What the image of each slot shows."""
+    image = memory.familiarity.image
+    return list(zip(*(of(image).tolist() for of in (world_of, episode_of, time_of)), strict=True))
+
+
+def test_what_goes_into_the_familiarity_buffer(device: str) -> None:
+    """Every hop-th step of each rollout, with the p, h and task of that very step; the newest replace the oldest."""
+    trainer = remembering(device)
+    memory, steps = trainer.method.memory, [steps_of(world, 12 * UNROLL) for world in range(WORLDS)]
+    expected: list[tuple[int, int, int]] = [(0, 0, 0)] * SLOTS
+    slot = firsts = 0
+    for i in range(12):
+        trainer.iteration()
+        assert mistakes(trainer.rollout) == 0
+        for t in range(0, UNROLL, HOP):
+            for world in range(WORLDS):
+                expected[slot % SLOTS] = steps[world][i * UNROLL + t]
+                slot += 1
+        assert stored(memory) == expected
+        check_states(memory, filled=min(slot, SLOTS))
+        firsts += sum(time == 0 for _, _, time in expected)
+    assert slot == 12 * KEPT * WORLDS and firsts > 20  # over rollout borders and starts of episodes
+    assert int(memory.mem.filled) == memory.mem.capacity
+    assert mistakes_of_mem(memory) == 0
+
+
+def check_states(memory: BoostedMemory, filled: int) -> None:
+    """h is tanh of the steps before this one in its episode; p has the action and the reward that came before it."""
+    f = memory.familiarity
+    image, p, h, tag = f.image[:filled], f.p[:filled], f.h[:filled], f.tag[:filled]
+    time, later = time_of(image), time_of(image) > 0
+    assert torch.equal(h[:, 0], torch.tanh(time.to(h.dtype)))
+    last_action, last_reward = p[:, 8 : 8 + LONGEST + 1], p[:, -1]
+    assert torch.equal(last_action[later].argmax(-1), time[later] - 1)
+    assert torch.equal(last_action.sum(-1), later.to(p.dtype)) and torch.equal(last_reward, later.to(p.dtype) * RIGHT)
+    assert torch.equal(tag, (world_of(image) + episode_of(image)) % TASKS)
+    torch.testing.assert_close(f.key[:filled], memory.key(torch.cat([p, h], 1)).detach(), rtol=0, atol=1e-4)
+
+
+def mistakes_of_mem(memory: BoostedMemory) -> int:
+    """States in MEM whose h is not that of the step which p tells: p knows the last action, which is the time."""
+    p, h = memory.mem.p, memory.mem.h
+    one_hot = p[:, 8 : 8 + LONGEST + 1]
+    time = torch.where(one_hot.any(-1), one_hot.argmax(-1) + 1, 0)
+    return int((h[:, 0] != torch.tanh(time.to(h.dtype))).sum())
+
+
+def test_states_of_another_step_would_be_noticed(device: str) -> None:
+    """The control: without resets, the h of an episode's first step is what the episode before has left."""
+    trainer = remembering(device, CountingConfig(says_first=False))
+    for _ in range(5):
+        trainer.iteration()
+    with pytest.raises(AssertionError):
+        check_states(trainer.method.memory, filled=SLOTS)
+
+
 class Forgetful(Agent):
     """Negative control: every step is the first."""
 
@@ -114,7 +194,9 @@ def trained(device: str, kind: type[Agent] = Agent) -> TrainedAgent:
     world = worlds.make(run.world, 1, where)
     agent = kind(world.obs_shape, world.num_actions, run.agent).to(where)
     teach_to_count(agent)
-    return TrainedAgent(run, agent, 0, np.zeros(3), where, torch.Generator(where).manual_seed(0), world.obs_shape)
+    method = Method(Sizes(world.obs_shape, world.num_actions, 8, 4, 6, 5), None, None)
+    generator = torch.Generator(where).manual_seed(0)
+    return TrainedAgent(run, agent, method, 0, np.zeros(3), where, generator, world.obs_shape)
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from tiny import after, differing, resumed, snapshot, with_method
 
 from longtail import checkpoint
 from longtail.agents.agent import AgentConfig
 from longtail.config import RunConfig
 from longtail.engine.graph import Pacer, capture
 from longtail.impala.learn import ImpalaConfig
+from longtail.methods import METHODS
 from longtail.train import Trainer, train
 from longtail.worlds import GridworldConfig
 
@@ -25,41 +26,11 @@ VARIANTS = {
     "bf16": replace(TINY, precision="bf16"),
     "deep": replace(TINY, agent=replace(AGENT, encoder="deep")),
     "time limits": replace(TINY, impala=replace(IMPALA, bootstrap_time_limits=True)),
+    **{method: with_method(TINY, method) for method in METHODS if method != "impala"},
+    "boosted, bf16": with_method(replace(TINY, precision="bf16"), "boosted"),
+    "boosted, deep": with_method(replace(TINY, agent=replace(AGENT, encoder="deep")), "boosted"),
+    "hcam, bf16": with_method(replace(TINY, precision="bf16"), "hcam"),
 }
-
-State = dict[str, Tensor]
-
-
-def snapshot(trainer: Trainer) -> State:
-    return {name: tensor.detach().cpu().clone() for name, tensor in trainer.state_dict().items()}
-
-
-def differing(one: State, other: State) -> list[str]:
-    """Names of the tensors that are not equal to the last bit."""
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
-
-
-def after(config: RunConfig, iterations: int) -> State:
-    trainer = Trainer(config)
-    for _ in range(iterations):
-        trainer.iterate()
-    return snapshot(trainer)
-
-
-def resumed(config: RunConfig, before: int, then: int, lost: str | None = None) -> State:
-    """Interrupted after `before` iterations; `lost` is a part of the state that was not saved."""
-    trainer = Trainer(config)
-    for _ in range(before):
-        trainer.iterate()
-    saved, trainer = snapshot(trainer), Trainer(config)
-    if lost:
-        fresh = snapshot(trainer)
-        saved |= {name: tensor for name, tensor in fresh.items() if name.startswith(lost)}
-    trainer.load_state_dict(saved)
-    for _ in range(then):
-        trainer.iterate()
-    return snapshot(trainer)
 
 
 def on(config: RunConfig, device: str) -> RunConfig:
@@ -88,8 +59,11 @@ def test_an_iteration_moves_everything(device: str) -> None:
     config = on(TINY, device)
     before = after(config, 0)
     still = before.keys() - set(differing(before, after(config, 60)))
-    # The gridworld pays at the end of an episode only, so that there is never a last reward.
-    assert still == {"counters.first_bad", "rollout.last_reward", "world.queue.seed", "world.queue.thresholds"}
+    # The gridworld pays at the end of an episode only, so that there is never a last reward; IMPALA reports nothing.
+    assert still == {
+        "counters.first_bad", "counters.method", "counters.method_count", "rollout.last_reward", "world.queue.seed",
+        "world.queue.thresholds",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -114,10 +88,52 @@ def test_resuming_needs_all_of_the_rollout(name: str) -> None:
     assert ("agent.policy.weight" in found) == (name != "last_reward")
 
 
-@pytest.mark.parametrize("stops", [(1,), (19, 21), (50, 51, 130)])
-def test_runs_cut_short_equal_one_that_was_not(stops: tuple[int, ...], tmp_path: Path, device: str) -> None:
+# What a run with a memory goes on from, and what is only looked at: keys are made anew from p and h.
+NEEDED = {
+    "familiarity": ("image", "p", "h", "hash", "momentum", "passes", "transferred", "next", "filled"),
+    "mem": ("p", "h", "next", "filled"),
+}
+SLOWLY = with_method(TINY, "boosted", familiarity=60, transfer=6, transfer_every=3)
+LOOKED_AT = {"familiarity": ("key", "tag"), "mem": ("key", "tag", "score", "stored_at")}
+
+
+def names(parts: dict[str, tuple[str, ...]]) -> list[str]:
+    return [f"method.memory.{part}.{name}" for part, tensors in parts.items() for name in tensors]
+
+
+@pytest.mark.parametrize("lost", [*names(NEEDED), "method.memory.key.", "method.memory.epochs"])
+def test_resuming_needs_all_of_the_memory(lost: str) -> None:
+    """Two passes before a transfer, of states that stay for five iterations: what is lost is still of use."""
+    found = differing(resumed(SLOWLY, 8, 9, lost), after(SLOWLY, 17))
+    assert "agent.policy.weight" in found
+
+
+@pytest.mark.parametrize("lost", names(LOOKED_AT))
+def test_what_is_only_looked_at_changes_no_weights(lost: str) -> None:
+    found = differing(resumed(SLOWLY, 8, 1, lost), after(SLOWLY, 9))
+    assert lost in found and "agent.policy.weight" not in found
+
+
+def test_every_tensor_of_the_memory_is_one_or_the_other() -> None:
+    state = after(VARIANTS["boosted"], 0)
+    known = {*names(NEEDED), *names(LOOKED_AT), "method.memory.epochs"}
+    known |= {f"method.memory.key.{name}" for name in ("weight", "bias")}
+    assert known == {name for name in state if name.startswith("method.")}
+
+
+def test_chunks_are_needed_too() -> None:
+    for lost in ("method.past_BLS", "method.began_B", "method.heads."):
+        assert "agent.policy.weight" in differing(resumed(VARIANTS["hcam"], 7, 9, lost), after(VARIANTS["hcam"], 16))
+
+
+@pytest.mark.parametrize(
+    ("stops", "method"), [((1,), "impala"), ((19, 21), "impala"), *(((50, 51, 130), method) for method in METHODS)]
+)
+def test_runs_cut_short_equal_one_that_was_not(
+    stops: tuple[int, ...], method: str, tmp_path: Path, device: str
+) -> None:
     """Through files: `stop_at` ends an iteration that it does not divide, and the same command goes on."""
-    config = on(replace(TINY, steps=190, log_every=30, checkpoint_every=70), device)
+    config = on(replace(with_method(TINY, method), steps=190, log_every=30, checkpoint_every=70), device)
     for stop_at in stops:
         train(config, tmp_path / "cut", stop_at=stop_at, quiet=True)
     ends = []
@@ -130,8 +146,9 @@ def test_runs_cut_short_equal_one_that_was_not(stops: tuple[int, ...], tmp_path:
     assert "generator" in ends[0] and int(ends[0]["counters.iteration"]) == 10
 
 
-def test_neither_logging_nor_saving_changes_the_run(tmp_path: Path) -> None:
-    busy = replace(TINY, steps=200, log_every=20, checkpoint_every=20)
+@pytest.mark.parametrize("method", METHODS)
+def test_neither_logging_nor_saving_changes_the_run(method: str, tmp_path: Path) -> None:
+    busy = replace(with_method(TINY, method), steps=200, log_every=20, checkpoint_every=20)
     train(busy, tmp_path / "run", quiet=True)
     state, _ = checkpoint.load_checkpoint(checkpoint.list_checkpoints(tmp_path / "run")[0])
     assert differing(state, after(busy, 10)) == []
@@ -208,11 +225,19 @@ def test_capturing_leaves_the_run_where_it_was() -> None:
     assert differing(before, snapshot(trainer)) == []
 
 
+# Memories whose familiarity buffer takes the states of 64 worlds.
+ROOM = {"memory": {"familiarity": 256}}
+
+
 @pytest.mark.gpu
-def test_two_replays_act_differently() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_two_replays_act_differently(method: str) -> None:
     """The same state twice, but the generator has moved on."""
-    trainer, actions = Trainer(on(replace(TINY, impala=replace(IMPALA, worlds=64)), "cuda")), []
-    trainer.iterate()
+    config = replace(TINY, impala=replace(IMPALA, worlds=64))
+    config = with_method(config, method, **ROOM.get(METHODS[method].section or "", {}))
+    trainer, actions = Trainer(on(config, "cuda")), []
+    for _ in range(4):
+        trainer.iterate()
     state = trainer.state_dict()
     del state["generator"]
     saved = {name: tensor.clone() for name, tensor in state.items()}
@@ -247,8 +272,9 @@ def test_nothing_waits_for_the_gpu(variant: str) -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpu_starts_from_the_same_weights_and_worlds() -> None:
-    on_cpu, on_gpu = snapshot(Trainer(TINY)), snapshot(Trainer(on(TINY, "cuda")))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_gpu_starts_from_the_same_weights_and_worlds(variant: str) -> None:
+    on_cpu, on_gpu = (snapshot(Trainer(on(VARIANTS[variant], device))) for device in ("cpu", "cuda"))
     assert set(differing(on_cpu | {"generator": on_gpu["generator"]}, on_gpu)) == set()
 
 

@@ -158,9 +158,8 @@ def test_an_evaluation_in_between_changes_nothing(trained_once: Path, tmp_path: 
 
 def live_agent(trainer: Trainer, generator: torch.Generator) -> TrainedAgent:
     visits_n = trainer.counters.episodes_n.numpy()
-    return TrainedAgent(
-        trainer.config, trainer.agent, trainer.step, visits_n, trainer.device, generator, trainer.world.obs_shape
-    )
+    agent, method, obs_shape = trainer.agent, trainer.method, trainer.world.obs_shape
+    return TrainedAgent(trainer.config, agent, method, trainer.step, visits_n, trainer.device, generator, obs_shape)
 
 
 def of_its_own(trainer: Trainer) -> None:

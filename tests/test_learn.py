@@ -135,7 +135,7 @@ def test_no_gradient_flows_through_the_value_at_a_time_limit() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def fake_read(p_BP: Tensor, h_BH: Tensor) -> Tensor:
+def fake_read(p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
     return torch.tanh(p_BP[:, :3] + h_BH[:, :3])
 
 
@@ -233,17 +233,51 @@ def test_a_rollout_with_a_tape_teaches_the_same(encoder: str, device: str) -> No
 
 
 def test_metrics_in_order(device: str) -> None:
-    assert LEARN_METRICS == ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
+    assert LEARN_METRICS == (
+        "loss", "policy_loss", "value_loss", "entropy", "grad_norm", "grad_norm_encoder", "grad_norm_lstm",
+        "grad_norm_heads", "grad_norm_method",
+    )  # fmt: skip
     agent, config = build(device=device), replace(CONFIG, value_cost=0.7, entropy_cost=0.2, grad_clip=0.01)
     rollout = rolled_out(agent, other_policy=False)
     policy, value, entropy = losses(agent, rollout, config)
     loss, gradients = total_gradients(agent, rollout, config)
     metrics = learn(agent, rollout, make_optimizer(agent, config), config)
-    norm = float(torch.cat([g.flatten() for g in gradients]).norm())  # before it is clipped
+    named = dict(zip(dict(agent.named_parameters()), gradients, strict=True))
+
+    def norm(*modules: str) -> float:  # before it is clipped
+        return float(torch.cat([g.flatten() for name, g in named.items() if name.split(".")[0] in modules]).norm())
+
+    norms = [norm("encoder", "lstm", "policy", "value"), norm("encoder"), norm("lstm"), norm("policy", "value"), 0.0]
     mean_entropy = float(torch.distributions.Categorical(logits=rollout.logits).entropy().mean())
     assert not metrics.requires_grad and metrics.device.type == device
     assert loss == pytest.approx(policy + 0.7 * value + 0.2 * entropy, rel=1e-5)
-    assert metrics.tolist() == pytest.approx([loss, policy, value, mean_entropy, norm], rel=1e-4)
+    assert metrics.tolist() == pytest.approx([loss, policy, value, mean_entropy, *norms], rel=1e-4)
+    assert min(norms[:4]) > 0.1
+
+
+def test_a_method_is_trained_as_well(device: str) -> None:
+    """Its loss is added, its parameters move, and the clip is that of all gradients together."""
+    agent, config = build(device=device), replace(CONFIG, grad_clip=0.01)
+    rollout = rolled_out(agent)
+    policy, value, entropy = losses(agent, rollout, config)
+    own = torch.nn.Linear(3, 1).to(device)
+    x_N3 = torch.linspace(-2, 3, 15, device=device).view(5, 3)
+
+    def own_loss() -> Tensor:
+        return 7 * own(x_N3).square().sum()
+
+    gradient, _ = torch.autograd.grad(own_loss(), list(own.parameters()))
+    expected, before = float(own_loss().detach()), own.weight.detach().clone()
+    learned_K = learn(agent, rollout, make_optimizer(agent, config, own), config, method=own, extra_loss=own_loss)
+    row = dict(zip(LEARN_METRICS, learned_K.tolist(), strict=True))
+    assert row["loss"] == pytest.approx(policy + 0.5 * value + 0.003 * entropy + expected, rel=1e-4)
+    parts = [row[f"grad_norm_{part}"] for part in ("encoder", "lstm", "heads", "method")]
+    assert row["grad_norm"] == pytest.approx(sum(norm**2 for norm in parts) ** 0.5, rel=1e-5) and min(parts) > 0
+    clipped = gradient * config.grad_clip / row["grad_norm"]
+    torch.testing.assert_close(own.weight.grad, clipped, rtol=1e-4, atol=1e-7)
+    rate, decay, eps = config.learning_rate, config.rmsprop_decay, config.rmsprop_eps
+    step = rate * clipped / ((1 - decay) ** 0.5 * clipped.abs() + eps)
+    torch.testing.assert_close(before - own.weight.detach(), step, rtol=1e-3, atol=1e-7)
 
 
 def test_learning_on_the_same_rollout_lowers_the_value_loss(device: str) -> None:

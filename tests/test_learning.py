@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from examples.signal_world import SignalConfig
-from longtail import train as training
+from longtail import build as building
 from longtail.agents.agent import Agent, AgentConfig
 from longtail.config import RunConfig
 from longtail.impala.learn import ImpalaConfig
@@ -48,7 +48,7 @@ class Forgetful(LastActionHidden):
 
 def accuracy(run: RunConfig, kind: type[Agent], monkeypatch: pytest.MonkeyPatch, most: int = MOST) -> float:
     """Success among the episodes of the last part of training."""
-    monkeypatch.setattr(training, "Agent", kind)
+    monkeypatch.setattr(building, "Agent", kind)
     trainer = Trainer(run)
     assert type(trainer.agent) is kind
     share = 0.0

@@ -29,7 +29,7 @@ def memory_read(dtype: torch.dtype = torch.float64, device: str = "cpu") -> Read
     """Something that depends on p and on h, as the memory does."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(P + H, M, generator=generator).to(device, dtype)
-    return lambda p_BP, h_BH: torch.tanh(torch.cat([p_BP, h_BH], -1) @ weight)
+    return lambda p_BP, h_BH, _: torch.tanh(torch.cat([p_BP, h_BH], -1) @ weight)
 
 
 def by_steps(lstm: MemoryLSTM, inputs: tuple[Tensor, ...], read: Read | None = None) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,8 @@ def by_formula(lstm: MemoryLSTM, inputs: tuple[Tensor, ...], read: Read | None =
             p = p_TBP[t, b : b + 1]
             gates = p @ lstm.input.weight.t() + lstm.input.bias + h @ lstm.hidden
             if read is not None:
-                gates = gates + read(p, h) @ lstm.memory
+                first_11 = torch.tensor([[bool(first_TB1[t, b])]])
+                gates = gates + read(p, h, first_11) @ lstm.memory
             i, f, g, o = gates.split(H, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
@@ -163,7 +164,7 @@ def test_the_read_sees_the_state_after_the_reset() -> None:
     lstm, (p_TBP, _, h_BH, c_BH) = build(M), inputs()
     seen = []
 
-    def read(p_BP: Tensor, h_BH: Tensor) -> Tensor:
+    def read(p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
         seen.append((p_BP.clone(), h_BH.clone()))
         return torch.zeros(B, M).double()
 

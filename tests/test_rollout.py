@@ -15,6 +15,7 @@ from longtail.config import RunConfig
 from longtail.evaluate import play_episodes
 from longtail.impala.act import Rollout, act
 from longtail.impala.learn import ImpalaConfig
+from longtail.methods import Method, Sizes
 from longtail.trained import TrainedAgent, choose
 from longtail.worlds import GridworldConfig, World
 
@@ -181,7 +182,8 @@ def decisive(device: str) -> TrainedAgent:
         for p in (agent.lstm.input.weight, agent.policy.weight):
             p *= 10
     run = RunConfig(impala=ImpalaConfig(reward_clip=0.25))
-    return TrainedAgent(run, agent, 0, np.zeros(3), world.device, torch.Generator(device), world.obs_shape)
+    method = Method(Sizes(world.obs_shape, world.num_actions, 16, 8, B, T), None, None)
+    return TrainedAgent(run, agent, method, 0, np.zeros(3), world.device, torch.Generator(device), world.obs_shape)
 
 
 def test_a_trained_agent_acts_as_it_did_in_training(device: str) -> None:
@@ -265,13 +267,16 @@ def test_a_memory_read_enters_every_step(device: str) -> None:
     agent = Agent(world.obs_shape, world.num_actions, AgentConfig(embedding=16, hidden=8), memory_dim=3).to(device)
     rollouts, calls = [], 0
 
-    def read(p_BP: Tensor, h_BH: Tensor) -> Tensor:
+    def read(p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         assert p_BP.shape == (B, agent.p_dim) and h_BH.shape == (B, 8)
         return p_BP[:, :3] + h_BH[:, :3]
 
-    for one in (read, None):
+    def nothing(p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
+        return torch.zeros(B, 3, device=device)
+
+    for one in (read, nothing):
         world.reset(0)
         rollout = Rollout.empty(world, agent, T)
         act(agent, world, rollout, torch.Generator(device).manual_seed(0), 1.0, one)

@@ -119,18 +119,22 @@ def test_counters_equal_a_naive_recount(device: str) -> None:
 def test_rows_are_the_difference_of_two_readings() -> None:
     tasks = Trainer(tiny()).world.tasks
     zero = {name: np.zeros(4, np.int64) for name in ("episodes", "successes")}
-    zero |= {"reward": np.array(0.0), "learn": np.zeros(5), "iteration": np.array(10)}
+    K = len(metrics.LEARN_METRICS)
+    zero |= {"reward": np.array(0.0), "learn": np.zeros(K), "iteration": np.array(10)}
+    zero |= {"method": np.array([1.0, 2.0]), "method_count": np.array([7, 8])}
     now = {"episodes": np.array([6, 2, 0, 0]), "successes": np.array([3, 2, 0, 0]), "reward": np.array(4.0)}
-    now |= {"learn": np.arange(5.0), "iteration": np.array(12)}
-    row = metrics.summarize(zero, now, tasks)
+    now |= {"learn": np.arange(float(K)), "iteration": np.array(12)}
+    now |= {"method": np.array([4.0, 2.0]), "method_count": np.array([9, 8])}
+    row = metrics.summarize(zero, now, tasks, ("often", "never"))
     assert (row["accuracy"], row["episodes"], row["mean_return"]) == (0.625, 8, 0.5)
     by_group = {name: tasks.group == i for i, name in enumerate(("head", "middle", "tail"))}
     for name, members in by_group.items():
         n = now["episodes"][members].sum()
         assert row[f"accuracy_{name}"] == (now["successes"][members].sum() / n if n else None)
         assert row[f"visits_{name}"] == n
-    assert (row["loss"], row["grad_norm"]) == (0.0, 2.0)
-    empty = metrics.summarize(now, now, tasks)
+    assert (row["loss"], row["grad_norm"], row["grad_norm_method"]) == (0.0, 2.0, 4.0)
+    assert (row["often"], row["never"]) == (1.5, None)
+    empty = metrics.summarize(now, now, tasks, ("often", "never"))
     assert empty["accuracy"] is None and empty["mean_return"] is None and empty["episodes"] == 0
 
 

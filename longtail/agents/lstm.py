@@ -1,7 +1,8 @@
 """The LSTM: one step for acting, a whole unroll for learning, with resets at episode starts.
 
-Gates are in the order input, forget, candidate, output. Without a memory read the unroll's backward pass is written
-out: autograd would sum the recurrent weight's gradient T times, here it is one product at the end.
+Gates are in the order input, forget, candidate, output. What is recurrent is r: h, and with a memory m as well. The
+unroll's backward pass is written out: autograd would sum the weights' gradients T times, here each is one product at
+the end. Only a read that is not MEM's is left to autograd.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 
 from longtail.agents.onednn import linear, pack_linear
 from longtail.agents.precision import products
+from longtail.memory.episodic import Found, Reader, keys_backward, recall_backward
 
-# A memory read: (p [B, P], h [B, H]) -> m [B, M]; h is the state before the step, after the reset (Eq. 6).
-Read = Callable[[Tensor, Tensor], Tensor]
+# A memory read: (p [B, P], h [B, H], first [B, 1]) -> m [B, M]; h is the state before the step, after the reset.
+Read = Callable[[Tensor, Tensor, Tensor], Tensor]
+# From dm [B, M] at step t to what the read at t adds to dh [B, H].
+ThroughRead = Callable[[int, Tensor], Tensor]
 
 
 def lstm_cell(
@@ -42,27 +46,40 @@ class LSTMWeights(NamedTuple):
 
     input_GP: Tensor
     bias_G: Tensor
-    hidden_GH: Tensor
-    memory_GM: Tensor | None
+    recurrent_GR: Tensor
 
 
 class Moment(NamedTuple):
-    """One step: the state that it began with (after the reset), its activated gates, and the state that it left."""
+    """One step: what it began with (h and c after the reset), its activated gates, and the state that it left."""
 
-    h_in_BH: Tensor
+    p_BP: Tensor
+    r_BR: Tensor  # h, then m if there is a memory
     c_in_BH: Tensor
     gates_BG: Tensor
     h_BH: Tensor
     c_BH: Tensor
+    found: Found | None
 
 
 def take_step(
-    x_gates_BG: Tensor, hidden_GH: Tensor, h_in_BH: Tensor, c_in_BH: Tensor, gates_out: Tensor | None = None
-) -> Moment:
-    """One step, from a state after its reset and the input's share of the gates."""
-    h_gates_BG = linear(h_in_BH.to(hidden_GH.dtype), hidden_GH)
-    h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH, gates_out)
-    return Moment(h_in_BH, c_in_BH, gates_BG, h_BH, c_BH)
+    p_BP: Tensor, x_gates_BG: Tensor, first_B1: Tensor, h_BH: Tensor, c_BH: Tensor, recurrent_GR: Tensor,
+    reader: Reader | None = None, gates_out: Tensor | None = None,
+) -> Moment:  # fmt: skip
+    """One step, given the input's share of the gates; with MEM if there is a reader, without gradients through it."""
+    h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
+    found = None
+    if reader is not None:
+        with products(torch.float32):  # acting and learning must find the same neighbours
+            found = reader.recall(p_BP, h_in_BH)
+    r_BR = h_in_BH if found is None else torch.cat([h_in_BH, found.m_BH], -1)
+    h_BH, c_BH, gates_BG = _advance(x_gates_BG, r_BR, c_in_BH, recurrent_GR, gates_out)
+    return Moment(p_BP, r_BR, c_in_BH, gates_BG, h_BH, c_BH, found)
+
+
+def _advance(
+    x_gates_BG: Tensor, r_BR: Tensor, c_in_BH: Tensor, recurrent_GR: Tensor, gates_out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return lstm_cell(x_gates_BG, linear(r_BR.to(recurrent_GR.dtype), recurrent_GR), c_in_BH, gates_out)
 
 
 class LSTMTape:
@@ -76,10 +93,13 @@ class LSTMTape:
         return None if self.gates_TBG is None else self.gates_TBG[len(self.moments)]
 
     def stacked(self) -> tuple[Tensor, ...]:
-        """h_in, c_in, gates, h and c of all steps."""
-        h_in, c_in, gates, h, c = zip(*self.moments, strict=True)
+        """r, c_in, gates, h and c of all steps."""
+        _, r, c_in, gates, h, c, _ = zip(*self.moments, strict=True)
         gates_TBG = torch.stack(gates) if self.gates_TBG is None else self.gates_TBG
-        return torch.stack(h_in), torch.stack(c_in), gates_TBG, torch.stack(h), torch.stack(c)
+        return torch.stack(r), torch.stack(c_in), gates_TBG, torch.stack(h), torch.stack(c)
+
+    def found(self) -> list[Found]:
+        return [moment.found for moment in self.moments if moment.found is not None]
 
 
 class _Unroll(torch.autograd.Function):
@@ -87,49 +107,77 @@ class _Unroll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, hidden_GH: Tensor, first_TB1: Tensor,
-        h_BH: Tensor, c_BH: Tensor, tape: LSTMTape | None,
+        ctx: Any, p_TBP: Tensor, input_GP: Tensor, bias_G: Tensor, recurrent_GR: Tensor, key_CQ: Tensor | None,
+        key_bias_C: Tensor | None, keys_NC: Tensor | None, first_TB1: Tensor, h_BH: Tensor, c_BH: Tensor,
+        tape: LSTMTape | None, reader: Reader | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if tape is None:
             tape = LSTMTape(None)
-            for x_gates_BG, first_B1 in zip(F.linear(p_TBP, input_GP, bias_G), first_TB1, strict=True):
-                h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-                moment = take_step(x_gates_BG, hidden_GH, h_in_BH, c_in_BH)
+            x_gates_TBG = F.linear(p_TBP.to(input_GP.dtype), input_GP, bias_G)
+            for p_BP, x_gates_BG, first_B1 in zip(p_TBP, x_gates_TBG, first_TB1, strict=True):
+                moment = take_step(p_BP, x_gates_BG, first_B1, h_BH, c_BH, recurrent_GR, reader)
                 h_BH, c_BH = moment.h_BH, moment.c_BH
                 tape.moments.append(moment)
-        h_in_TBH, c_in_TBH, gates_TBG, h_TBH, c_TBH = tape.stacked()
-        ctx.save_for_backward(p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG)
+        r_TBR, c_in_TBH, gates_TBG, h_TBH, c_TBH = tape.stacked()
+        ctx.save_for_backward(
+            p_TBP, input_GP, recurrent_GR, key_CQ, keys_NC, None if reader is None else reader.values_NH,
+            first_TB1, r_TBR, c_in_TBH, c_TBH, gates_TBG,
+        )  # fmt: skip
+        ctx.found = tape.found()
         ctx.mark_non_differentiable(c_TBH)
         return h_TBH, c_TBH
 
     @staticmethod
     def backward(ctx: Any, dh_TBH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        p_TBP, input_GP, hidden_GH, first_TB1, h_in_TBH, c_in_TBH, c_TBH, gates_TBG = ctx.saved_tensors
-        backward, keep_TB1 = _backward_cuda if dh_TBH.is_cuda else _backward_cpu, (~first_TB1).to(c_TBH.dtype)
-        dgates_TBG = backward(dh_TBH, hidden_GH, keep_TB1, c_in_TBH, c_TBH, gates_TBG)
-        dbias_G = dgates_TBG.sum((0, 1))
-        dgates_NG, h_in_NH = (x.flatten(0, 1).to(hidden_GH.dtype) for x in (dgates_TBG, h_in_TBH))
-        dinput_GP, dhidden_GH = dgates_NG.t() @ p_TBP.flatten(0, 1), dgates_NG.t() @ h_in_NH
-        return (dgates_NG @ input_GP).view_as(p_TBP), dinput_GP, dbias_G, dhidden_GH, None, None, None, None
+        p_TBP, input_GP, recurrent_GR, key_CQ, keys_NC, values_NH, *states = ctx.saved_tensors
+        first_TB1, r_TBR, c_in_TBH, c_TBH, gates_TBG = states
+        H, queries, distances = dh_TBH.shape[-1], [], []
+
+        def through_read(t: int, dm_BH: Tensor) -> Tensor:
+            dquery_BC, ddistance_BK = recall_backward(ctx.found[t], dm_BH, keys_NC, values_NH)
+            queries.append(dquery_BC)
+            distances.append(ddistance_BK)
+            return dquery_BC @ key_CQ[:, -H:]
+
+        backward = _backward_cuda if dh_TBH.is_cuda else _backward_cpu
+        through = through_read if ctx.found else None
+        keep_TB1 = (~first_TB1).to(dh_TBH.dtype)
+        dgates_TBG = backward(dh_TBH, recurrent_GR, keep_TB1, c_in_TBH, c_TBH, gates_TBG, through)
+        dgates_NG, r_NR, p_NP = (x.flatten(0, 1) for x in (dgates_TBG, r_TBR, p_TBP))
+        dbias_G, dgates_NG = dgates_NG.sum(0), dgates_NG.to(recurrent_GR.dtype)
+        dinput_GP, drecurrent_GR = dgates_NG.t() @ p_NP.to(input_GP.dtype), dgates_NG.t() @ r_NR.to(recurrent_GR.dtype)
+        dp_NP = (dgates_NG @ input_GP).to(p_NP.dtype)
+        of_keys: tuple[Tensor | None, ...] = (None, None, None)
+        if ctx.found:
+            dquery_NC, ddistance_NK = (torch.cat(parts[::-1]) for parts in (queries, distances))
+            query_NC, index_NK = (torch.cat(parts) for parts in list(zip(*ctx.found, strict=True))[:2])
+            dp_NP += dquery_NC @ key_CQ[:, :-H]
+            dkey_CQ = torch.cat([dquery_NC.t() @ p_NP, dquery_NC.t() @ r_NR[:, :H]], 1)
+            of_keys = dkey_CQ, dquery_NC.sum(0), keys_backward(query_NC, index_NK, ddistance_NK, keys_NC)
+        return dp_NP.view_as(p_TBP), dinput_GP, dbias_G, drecurrent_GR, *of_keys, None, None, None, None, None
 
 
 def _backward_cuda(
-    dh_TBH: Tensor, weight_GH: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor
-) -> Tensor:
+    dh_TBH: Tensor, weight_GR: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor,
+    through_read: ThroughRead | None,
+) -> Tensor:  # fmt: skip
     """Gradient of the gates before their activation, step by step with the fused cell."""
     cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
-    dgates: list[Tensor] = [gates_TBG[0]] * len(dh_TBH)
+    H, dgates = dh_TBH.shape[-1], [gates_TBG[0]] * len(dh_TBH)
     dh_BH, dc_BH = torch.zeros_like(c_TBH[0]), torch.zeros_like(c_TBH[0])
     for t in reversed(range(len(dgates))):
         dgates[t], dc_BH, _ = cell_backward(dh_TBH[t] + dh_BH, dc_BH, c_in_TBH[t], c_TBH[t], gates_TBG[t], False)
-        dh_BH = (dgates[t] @ weight_GH) * keep_TB1[t]
+        dr_BR = dgates[t] @ weight_GR
+        dh_BH = dr_BR if through_read is None else dr_BR[:, :H] + through_read(t, dr_BR[:, H:])
+        dh_BH = dh_BH * keep_TB1[t]
         dc_BH = dc_BH * keep_TB1[t]
     return torch.stack(dgates)
 
 
 def _backward_cpu(
-    dh_TBH: Tensor, weight_GH: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor
-) -> Tensor:
+    dh_TBH: Tensor, weight_GR: Tensor, keep_TB1: Tensor, c_in_TBH: Tensor, c_TBH: Tensor, gates_TBG: Tensor,
+    through_read: ThroughRead | None,
+) -> Tensor:  # fmt: skip
     """The same, with everything that is not recurrent computed for all steps at once: few small operations a step."""
     T, B, H = c_TBH.shape
     i, f, g, o = gates_TBG.view(T, B, 4, H).unbind(2)
@@ -145,15 +193,18 @@ def _backward_cpu(
         keep_TB1.unbind(), dgates_TBG.unbind(), dgates_TB4H[:, :, :3].unbind(), dgates_TB4H[:, :, 3].unbind(),
         strict=True,
     )  # fmt: skip
-    dtype, weight_HG = weight_GH.dtype, pack_linear(weight_GH.t(), B)
+    dtype, weight_RG = weight_GR.dtype, pack_linear(weight_GR.t(), B)
     dh_BH, dc_BH = torch.zeros_like(c_TBH[0]), torch.zeros_like(c_TBH[0])
-    for dh_out, c_of_h, o_of_h, ifg_of_c, before_of_c, keep, dgates, difg, do in reversed(list(steps)):
+    for t, (dh_out, c_of_h, o_of_h, ifg_of_c, before_of_c, keep, dgates, difg, do) in reversed(list(enumerate(steps))):
         dh_BH += dh_out
         dc_BH.addcmul_(dh_BH, c_of_h)
         torch.mul(dh_BH, o_of_h, out=do)
         torch.mul(dc_BH[:, None], ifg_of_c, out=difg)
         dc_BH *= before_of_c
-        torch.mul(linear(dgates.to(dtype), weight_HG), keep, out=dh_BH)
+        dr_BR = linear(dgates.to(dtype), weight_RG)
+        if through_read is not None:
+            dr_BR = dr_BR[:, :H] + through_read(t, dr_BR[:, H:].to(dh_BH.dtype))
+        torch.mul(dr_BR, keep, out=dh_BH)
     return dgates_TBG
 
 
@@ -177,11 +228,11 @@ class MemoryLSTM(nn.Module):
     def prepare(self, batch: int = 1) -> LSTMWeights:
         """The weights as products take them, differentiably; on a GPU `products` does the rounding."""
         dtype = self.hidden.dtype if self.hidden.is_cuda or self.dtype != torch.bfloat16 else self.dtype
-        memory_GM = None if self.memory is None else self.memory.to(dtype).t()
-        input_GP, hidden_GH = self.input.weight.to(dtype), self.hidden.to(dtype).t()
+        recurrent_RG = self.hidden if self.memory is None else torch.cat([self.hidden, self.memory])
+        input_GP, recurrent_GR = self.input.weight.to(dtype), recurrent_RG.to(dtype).t()
         if batch > 1:
-            input_GP, hidden_GH = pack_linear(input_GP, batch), pack_linear(hidden_GH, batch)
-        return LSTMWeights(input_GP, self.input.bias.to(dtype), hidden_GH, memory_GM)
+            input_GP, recurrent_GR = pack_linear(input_GP, batch), pack_linear(recurrent_GR, batch)
+        return LSTMWeights(input_GP, self.input.bias.to(dtype), recurrent_GR)
 
     def tape(self, num_steps: int, batch: int) -> LSTMTape:
         """For as many steps of acting."""
@@ -200,14 +251,16 @@ class MemoryLSTM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
-        h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
         x_gates_BG = linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
-        if read is not None:
-            with products(torch.float32):  # acting and learning must find the same neighbours
-                m_BM = read(p_BP, h_in_BH)
-            assert w.memory_GM is not None
-            x_gates_BG = x_gates_BG + F.linear(m_BM.to(w.memory_GM.dtype), w.memory_GM)
-        moment = take_step(x_gates_BG, w.hidden_GH, h_in_BH, c_in_BH, tape.gates_out() if tape else None)
+        if read is None or (isinstance(read, Reader) and not torch.is_grad_enabled()):
+            gates_out = tape.gates_out() if tape else None
+            moment = take_step(p_BP, x_gates_BG, first_B1, h_BH, c_BH, w.recurrent_GR, read, gates_out)
+        else:
+            h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
+            with products(torch.float32):
+                r_BR = torch.cat([h_in_BH, read(p_BP, h_in_BH, first_B1)], -1)
+            h_BH, c_BH, gates_BG = _advance(x_gates_BG, r_BR, c_in_BH, w.recurrent_GR)
+            moment = Moment(p_BP, r_BR, c_in_BH, gates_BG, h_BH, c_BH, None)
         if tape is not None:
             tape.moments.append(moment)
         return moment.h_BH, moment.c_BH
@@ -224,12 +277,12 @@ class MemoryLSTM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """h and c after each of T steps [T, B, H], from a constant first state; no gradient flows into c.
 
-        A tape of these steps saves computing them again. With a read they are: its gradient is left to autograd.
+        A tape of these steps saves computing them again. A read that is not MEM's is left to autograd, without tape.
         """
         w = self.prepare() if weights is None else weights
-        if read is None:
-            p_TBP = p_TBP.to(w.input_GP.dtype)
-            return _Unroll.apply(p_TBP, w.input_GP, w.bias_G, w.hidden_GH, first_TB1, h_BH, c_BH, tape)
+        if read is None or isinstance(read, Reader):
+            of_keys = (None, None, None) if read is None else (read.weight_CQ, read.bias_C, read.keys_NC)
+            return _Unroll.apply(p_TBP, *w, *of_keys, first_TB1, h_BH, c_BH, tape, read)
         h_out, c_out = [], []
         for p_BP, first_B1 in zip(p_TBP, first_TB1, strict=True):
             h_BH, c_BH = self.step(p_BP, first_B1, h_BH, c_BH, w, read)

@@ -1,10 +1,11 @@
 """Learning: one gradient step from one rollout."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail.agents.agent import Agent, AgentWeights
 from longtail.agents.lstm import Read
@@ -57,12 +58,20 @@ class ImpalaConfig:
 
 
 # What `learn` reports, in this order, once per gradient step.
-LEARN_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
+PARTS = ("encoder", "lstm", "heads", "method")
+LEARN_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm", *(f"grad_norm_{part}" for part in PARTS))
 
 
-def make_optimizer(agent: Agent, config: ImpalaConfig) -> torch.optim.Optimizer:
+def parts(agent: Agent, method: nn.Module | None) -> dict[str, list[nn.Parameter]]:
+    """Every parameter that is trained, by PARTS."""
+    heads = [*agent.policy.parameters(), *agent.value.parameters()]
+    own = [] if method is None else list(method.parameters())
+    return dict(zip(PARTS, (list(agent.encoder.parameters()), list(agent.lstm.parameters()), heads, own), strict=True))
+
+
+def make_optimizer(agent: Agent, config: ImpalaConfig, method: nn.Module | None = None) -> torch.optim.Optimizer:
     """RMSProp with its learning rate in a tensor, so that a schedule can change it inside a captured graph."""
-    parameters = list(agent.parameters())
+    parameters = [p for part in parts(agent, method).values() for p in part]
     device = parameters[0].device
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.RMSprop(
@@ -138,16 +147,24 @@ def learn(
     optimizer: torch.optim.Optimizer,
     config: ImpalaConfig,
     read: Read | None = None,
+    method: nn.Module | None = None,
+    extra_loss: Callable[[], Tensor | None] = lambda: None,
 ) -> Tensor:
-    """One gradient step. Returns LEARN_METRICS as a tensor on the device."""
+    """One gradient step, on a method's parameters and loss as well. Returns LEARN_METRICS as a tensor on the device."""
     losses = compute_losses(agent, rollout, config, read)
     loss = losses.policy + config.value_cost * losses.value + config.entropy_cost * losses.entropy
-    parameters = list(agent.parameters())
+    extra = extra_loss()
+    loss = loss if extra is None else loss + extra
+    by_part = list(parts(agent, method).values())
+    parameters = [p for part in by_part for p in part]
     with products(agent.encoder.dtype):
-        grads = torch.autograd.grad(loss, parameters)
+        grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
     for p, grad in zip(parameters, grads, strict=True):
         p.grad = grad
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+    squares_P = torch.stack(torch._foreach_norm(grads)).square()
+    norms = torch.stack([part.sum() for part in squares_P.split([len(part) for part in by_part])]).sqrt()
+    grad_norm = squares_P.sum().sqrt()
+    torch.nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, grad_norm)
     optimizer.step()
     entropy = -losses.entropy / rollout.action.numel()
-    return torch.stack([loss, losses.policy, losses.value, entropy, grad_norm]).detach()
+    return torch.cat([torch.stack([loss, losses.policy, losses.value, entropy, grad_norm]), norms]).detach()
