@@ -63,13 +63,15 @@ class Peer:
 @dataclass(frozen=True)
 class Benchmark:
     name: str
-    """Of the script and of what it writes."""
+    """Of what it writes."""
     peers: tuple[Peer, ...]
     columns: tuple[Column, ...]
     settings: Row
     hardware: Callable[[], Row]
     env: Mapping[str, str] = field(default_factory=dict)
     """What every process finds in its environment."""
+    script: str | None = None
+    """Its file, where it is not named after what it writes."""
 
 
 def read_json(output: str) -> Row:
@@ -85,15 +87,15 @@ def read_json(output: str) -> Row:
     return row | ({"precision": PRECISIONS[result["precision"]]} if "precision" in result else {})
 
 
-def ours(name: str, worlds: int, device: str, precision: str, seconds: float) -> Entry:
-    settings: Row = {"worlds": worlds, "unroll": UNROLL, "device": device, "precision": precision}
+def ours(name: str, worlds: int, device: str, precision: str, seconds: float, method: str = "impala") -> Entry:
+    settings: Row = {"worlds": worlds, "unroll": UNROLL, "device": device, "precision": precision, "method": method}
     settings["seconds"] = seconds / PARTS
     code = f"import json; from longtail.bench import bench; print(json.dumps(bench(**{settings})))"
     return Entry(name, (sys.executable, "-c", code), read_json, precision)
 
 
-def prototype(args: argparse.Namespace) -> tuple[str, ...]:
-    return (sys.executable, "iteration.py", "--method", "impala", "--data", str(args.data.resolve()))
+def prototype(args: argparse.Namespace, method: str = "impala") -> tuple[str, ...]:
+    return (sys.executable, "iteration.py", "--method", method, "--data", str(args.data.resolve()))
 
 
 def measure(entry: Entry, timeout: float, env: Mapping[str, str]) -> Row:
@@ -227,7 +229,7 @@ def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 def command_line(benchmark: Benchmark, args: argparse.Namespace) -> str:
     """The command, with words for the paths of this machine."""
-    script, seconds = f"benchmarks/{benchmark.name}.py", f"{args.seconds:g}"
+    script, seconds = f"benchmarks/{benchmark.script or benchmark.name}.py", f"{args.seconds:g}"
     parts = ["python", script, "--rounds", str(args.rounds), "--seconds", seconds]
     for peer in benchmark.peers:
         if getattr(args, peer.argument):

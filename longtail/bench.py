@@ -45,6 +45,7 @@ def bench(
     encoder: Kind = "shallow",
     seconds: float = 5.0,
     world: str = "gridworld",
+    method: str = "impala",
 ) -> dict[str, Any]:
     """Rates of each part on one configuration; the parts run as they do in training (graphs on a GPU)."""
     for name, value in (("worlds", worlds), ("unroll", unroll)):
@@ -52,7 +53,7 @@ def bench(
             raise ValueError(f"{name} is {value}: it must be at least 1")
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"seconds is {seconds}: it must be above 0 and finite")
-    config = recipe(world)
+    config = recipe(world, method)
     config = replace(
         config,
         device=device,
@@ -70,6 +71,7 @@ def bench(
     return {
         "steps_per_second": {part: round(rate, 1) for part, rate in rates.items()},
         "world": world,
+        "method": method,
         "encoder": encoder,
         "worlds": worlds,
         "unroll": unroll,
@@ -116,9 +118,10 @@ def _parts(trainer: Trainer) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def print_bench(
-    worlds: int, unroll: int, device: Device, precision: Precision, encoder: Kind, seconds: float, as_json: bool
-) -> None:
-    result = bench(worlds, unroll, device, precision, encoder, seconds)
+    worlds: int, unroll: int, device: Device, precision: Precision, encoder: Kind, seconds: float, method: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    result = bench(worlds, unroll, device, precision, encoder, seconds, method=method)
     if as_json:
         print(json.dumps(result))
         return

@@ -66,6 +66,8 @@ class PlayArgs:
 class BenchArgs:
     """Measure steps per second on this machine: rollout only, learn only, train."""
 
+    method: str = "impala"
+    """What is trained; longtail doctor lists the methods."""
     worlds: int = 32
     """Worlds that step together."""
     unroll: int = 32
@@ -80,7 +82,7 @@ class BenchArgs:
     """How long to measure each part."""
     json: bool = False
     """Print one line of JSON instead of a table: steps_per_second (of worlds only, rollout only, learn only, train),
-    world, encoder, worlds, unroll, precision, device, threads, gpu_memory_gib (null without a GPU) and torch."""
+    world, method, encoder, worlds, unroll, precision, device, threads, gpu_memory_gib (null without a GPU), torch."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def bench_command(argv: list[str]) -> None:
     a = parse(BenchArgs, argv, "bench")
     from longtail.bench import print_bench
 
-    print_bench(a.worlds, a.unroll, a.device, a.precision, a.encoder, a.seconds, a.json)
+    print_bench(a.worlds, a.unroll, a.device, a.precision, a.encoder, a.seconds, a.method, a.json)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -27,6 +27,7 @@ def gridworld(name: str = "gridworld", method: str = "impala", preset: Preset = 
     Learning rate and entropy cost of `default` were chosen on generated levels, which nobody is judged on: raw rows are
     in results/learning/select-impala-4M.csv, by `python benchmarks/learning.py select`.
     """
+    check_method(method)
     is_paper, memory = preset == "paper", METHODS[method].config
     if isinstance(memory, MemoryConfig) and is_paper:
         memory = replace(memory, **PAPER_MEMORY)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from longtail.memory.augment import CPU_CHUNK, add_noise, augment, cut_out, noise_levels, noise_table
+from longtail.memory.augment import CPU_CHUNK, add_noise, augment, cut_out, in_pairs, noise_levels, noise_table
 
 SHAPES = [(84, 84, 3), (84, 84, 1), (96, 72, 3), (5, 7, 3), (1, 1, 1)]
 BYTES = torch.arange(256, dtype=torch.int16)  # as a table, it shows the random bytes themselves
@@ -66,7 +66,7 @@ def test_every_byte_picks_evenly(device: str) -> None:
     """No bit of the random words is stuck or left out: each of the 8 places in a word has all 256 numbers alike."""
     black = torch.zeros(64, 64, 64, 8, dtype=torch.uint8, device=device)
     count = black.numel() // 8
-    byte_N8 = add_noise(black, BYTES.to(device), seeded(1, device)).view(-1, 8)
+    byte_N8 = add_noise(black, in_pairs(BYTES).to(device), seeded(1, device)).view(-1, 8)
     for place in range(8):
         found = torch.bincount(byte_N8[:, place].long(), minlength=256).double()
         chi_square = float(((found - count / 256) ** 2 / (count / 256)).sum())
@@ -77,7 +77,7 @@ def test_every_byte_picks_evenly(device: str) -> None:
 def test_noise_on_images_has_the_tables_moments(amplified: bool, device: str) -> None:
     levels = noise_levels(0.05, amplified)
     grey = torch.full((32, 84, 84, 3), 128, dtype=torch.uint8, device=device)
-    offset = add_noise(grey, noise_table(levels).to(device), seeded(2, device)).double() - 128
+    offset = add_noise(grey, in_pairs(noise_table(levels)).to(device), seeded(2, device)).double() - 128
     deviations = math.sqrt(offset.numel())
     assert abs(float(offset.mean())) < 6 * levels / deviations
     assert float(offset.std()) == pytest.approx(levels, rel=6 / deviations + 1e-3)
@@ -86,7 +86,7 @@ def test_noise_on_images_has_the_tables_moments(amplified: bool, device: str) ->
 def test_noise_is_drawn_for_each_value_of_each_image(device: str) -> None:
     """Not correlated with its neighbours: in a row, a column, the channels, the next image."""
     grey = torch.full((32, 84, 84, 3), 128, dtype=torch.uint8, device=device)
-    offset_NHWC = add_noise(grey, noise_table(12.75).to(device), seeded(3, device)).double() - 128
+    offset_NHWC = add_noise(grey, in_pairs(noise_table(12.75)).to(device), seeded(3, device)).double() - 128
     for axis in range(4):
         shifted = offset_NHWC.roll(1, axis)
         correlation = float((offset_NHWC * shifted).mean() / offset_NHWC.square().mean())
@@ -97,7 +97,7 @@ def test_noise_stays_within_0_and_255(device: str) -> None:
     """Nothing wraps around: black gets no darker and white no brighter."""
     table = noise_table(50.0).to(device)
     images = torch.tensor([0, 3, 252, 255], dtype=torch.uint8, device=device).repeat_interleave(10_000)[:, None]
-    noisy_4N = add_noise(images, table, seeded(4, device)).view(4, -1).long()
+    noisy_4N = add_noise(images, in_pairs(table), seeded(4, device)).view(4, -1).long()
     for made, value in zip(noisy_4N, (0, 3, 252, 255), strict=True):
         possible = (table.long() + value).clamp(0, 255).unique()
         assert torch.equal(made.unique(), possible)
@@ -106,7 +106,7 @@ def test_noise_stays_within_0_and_255(device: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [1, 3, CPU_CHUNK, 2 * CPU_CHUNK + 2])
 def test_uint8_in_and_out_and_the_input_stays(shape: tuple[int, int, int], count: int, device: str) -> None:
-    images, table = random_images(count, shape, device), noise_table(3.0).to(device)
+    images, table = random_images(count, shape, device), in_pairs(noise_table(3.0)).to(device)
     before = images.clone()
     made = augment(images, table, generator=seeded(0, device))
     assert made.dtype == torch.uint8 and made.shape == images.shape and made.is_contiguous()
@@ -114,7 +114,11 @@ def test_uint8_in_and_out_and_the_input_stays(shape: tuple[int, int, int], count
 
 
 def test_the_seed_decides(device: str) -> None:
-    images, table, generator = random_images(70, device=device), noise_table(1.0).to(device), seeded(5, device)
+    images, table, generator = (
+        random_images(70, device=device),
+        in_pairs(noise_table(1.0)).to(device),
+        seeded(5, device),
+    )
     first, second = augment(images, table, generator=generator), augment(images, table, generator=generator)
     again, other = (augment(images, table, generator=seeded(s, device)) for s in (5, 6))
     assert torch.equal(first, again)
@@ -124,17 +128,17 @@ def test_the_seed_decides(device: str) -> None:
 
 def test_chunks_have_noise_and_rectangles_of_their_own(device: str) -> None:
     same = random_images(1, device=device).expand(2 * CPU_CHUNK + 2, -1, -1, -1).contiguous()
-    made = augment(same, noise_table(1.0).to(device), generator=seeded(7, device))
+    made = augment(same, in_pairs(noise_table(1.0)).to(device), generator=seeded(7, device))
     assert len(made.flatten(1).unique(dim=0)) == len(same)
 
 
 def test_the_rectangle_covers_the_noise() -> None:
     """Noise first: the rectangle is black, what is around it is noisy, and without noise it is the image itself."""
     grey = torch.full((20, 40, 40, 3), 100, dtype=torch.uint8)
-    for image_HWC in augment(grey, noise_table(2.0), generator=seeded(8)):
+    for image_HWC in augment(grey, in_pairs(noise_table(2.0)), generator=seeded(8)):
         rectangle(torch.where(image_HWC == 0, 0, 255))
         assert image_HWC[image_HWC > 0].double().std() == pytest.approx(2, rel=0.15)
-    for image_HWC in augment(grey, noise_table(0.0), generator=seeded(8)):
+    for image_HWC in augment(grey, in_pairs(noise_table(0.0)), generator=seeded(8)):
         assert set(image_HWC.unique().tolist()) == {0, 100}
 
 

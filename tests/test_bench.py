@@ -34,7 +34,7 @@ def test_keys_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_bench(2, 2, "cpu", "fp32", "shallow", 0.05, as_json=True)
+    print_bench(2, 2, "cpu", "fp32", "shallow", 0.05, "boosted", as_json=True)
     said = capsys.readouterr()
     assert said.out.count("\n") == 1 and not said.err
     assert json.loads(said.out)["steps_per_second"].keys() == set(PARTS)
@@ -42,7 +42,7 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     result = {"steps_per_second": {"train": 12345.6}, "world": "gridworld", "gpu_memory_gib": None}
-    monkeypatch.setattr(bench_module, "bench", lambda *_: result)
+    monkeypatch.setattr(bench_module, "bench", lambda *_, **__: result)
     assert main(["bench"]) == 0
     shown = capsys.readouterr().out
     assert "12,346" in shown and "world gridworld" in shown and "gpu_memory_gib" not in shown

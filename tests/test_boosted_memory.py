@@ -13,7 +13,7 @@ from naive_memory import NaiveBoosted, naive_read, same_as_list
 from torch import Tensor, nn
 
 from longtail.memory import BoostedMemory, MemoryConfig
-from longtail.memory.augment import augment, noise_table
+from longtail.memory.augment import augment, in_pairs, noise_table
 from longtail.memory.episodic import Reader
 
 IMAGE, P, H, C, D = (4, 4, 1), 3, 4, 5, 6
@@ -498,7 +498,7 @@ def test_the_state_is_all_there_is() -> None:
     memory = build()
     assert {name for name, _ in memory.named_buffers()} - set(NAMES) == {"noise"}
     assert {name for name, _ in memory.named_parameters()} == {"key.weight", "key.bias"}
-    assert torch.equal(memory.noise, noise_table(25.5))
+    assert torch.equal(memory.noise, in_pairs(noise_table(25.5)))
 
 
 # What is refused

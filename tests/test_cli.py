@@ -79,6 +79,7 @@ REFUSED = {
     "play gridworld --map 99": "map is 99: it must be a whole number of 0..9",
     "bench --seconds nan": "seconds is nan: it must be above 0",
     "bench --worlds 0": "worlds is 0: it must be at least 1",
+    "bench --method boostd": "method is 'boostd': did you mean boosted? It must be one of impala",
     "bench --unroll 1e30": "unroll 1000000000000000019884624838656: they do not fit into memory",
 }
 
@@ -105,7 +106,7 @@ REFUSED_METHODS = {
     "--method boosted --memory.hop 1.5": "--memory.hop is '1.5': it must be a whole number",
     "--method boosted --memory.familiarity 63 --memory.transfer 8": "memory.familiarity is 63: it must be at least 64",
     "--method boosted --memory.no-contrastive": "memory.contrastive is False: it must be true: the rare states",
-    "--method boosted --memory.selection rarest": "--memory.selection is 'rarest': it must be one of rare, uniform, none",
+    "--method boosted --memory.selection rarest": "--memory.selection is 'rarest': it must be one of 'rare'",
     "--method mem --memory.eviction familiar-first": "memory.eviction is 'familiar-first': it must be fifo unless",
     "--memory.neighbours 8": "not understood: --memory.neighbours, 8",
     "--method vae --memory.neighbours 8": "not understood: --memory.neighbours, 8",

@@ -152,12 +152,18 @@ def test_what_goes_into_the_familiarity_buffer(device: str) -> None:
     assert mistakes_of_mem(memory) == 0
 
 
+def steps_before(h_NH: Tensor) -> Tensor:
+    """How many of its episode's steps an h has seen: its first unit is tanh of it."""
+    known = torch.tanh(torch.arange(LONGEST + 1, device=h_NH.device))
+    return (h_NH[:, :1] - known).abs().argmin(-1)
+
+
 def check_states(memory: BoostedMemory, filled: int) -> None:
-    """h is tanh of the steps before this one in its episode; p has the action and the reward that came before it."""
+    """h has seen the steps before this one in its episode; p has the action and the reward that came before it."""
     f = memory.familiarity
     image, p, h, tag = f.image[:filled], f.p[:filled], f.h[:filled], f.tag[:filled]
     time, later = time_of(image), time_of(image) > 0
-    assert torch.equal(h[:, 0], torch.tanh(time.to(h.dtype)))
+    assert torch.equal(steps_before(h), time) and (h[time == 0] == 0).all()
     last_action, last_reward = p[:, 8 : 8 + LONGEST + 1], p[:, -1]
     assert torch.equal(last_action[later].argmax(-1), time[later] - 1)
     assert torch.equal(last_action.sum(-1), later.to(p.dtype)) and torch.equal(last_reward, later.to(p.dtype) * RIGHT)
@@ -170,7 +176,7 @@ def mistakes_of_mem(memory: BoostedMemory) -> int:
     p, h = memory.mem.p, memory.mem.h
     one_hot = p[:, 8 : 8 + LONGEST + 1]
     time = torch.where(one_hot.any(-1), one_hot.argmax(-1) + 1, 0)
-    return int((h[:, 0] != torch.tanh(time.to(h.dtype))).sum())
+    return int((steps_before(h) != time).sum())
 
 
 def test_states_of_another_step_would_be_noticed(device: str) -> None:

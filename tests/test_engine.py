@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import after, differing, resumed, snapshot, with_method
+from tiny import after, differing, resumed, snapshot, trained, with_method
 
 from longtail import checkpoint
 from longtail.agents.agent import AgentConfig
@@ -30,6 +30,7 @@ VARIANTS = {
     "boosted, bf16": with_method(replace(TINY, precision="bf16"), "boosted"),
     "boosted, deep": with_method(replace(TINY, agent=replace(AGENT, encoder="deep")), "boosted"),
     "hcam, bf16": with_method(replace(TINY, precision="bf16"), "hcam"),
+    "boosted, time limits": with_method(replace(TINY, impala=replace(IMPALA, bootstrap_time_limits=True)), "boosted"),
 }
 
 
@@ -88,12 +89,13 @@ def test_resuming_needs_all_of_the_rollout(name: str) -> None:
     assert ("agent.policy.weight" in found) == (name != "last_reward")
 
 
+SLOWLY = with_method(TINY, "boosted", familiarity=60, transfer=6, transfer_every=3)
+
 # What a run with a memory goes on from, and what is only looked at: keys are made anew from p and h.
 NEEDED = {
     "familiarity": ("image", "p", "h", "hash", "momentum", "passes", "transferred", "next", "filled"),
     "mem": ("p", "h", "next", "filled"),
 }
-SLOWLY = with_method(TINY, "boosted", familiarity=60, transfer=6, transfer_every=3)
 LOOKED_AT = {"familiarity": ("key", "tag"), "mem": ("key", "tag", "score", "stored_at")}
 
 
@@ -180,12 +182,13 @@ def test_a_pacer_waits_for_nothing_on_a_cpu() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_graph_equals_calling(variant: str) -> None:
     config = on(VARIANTS[variant], "cuda")
-    replayed, trainer = after(config, 100), Trainer(config)
+    replayed, called = trained(config, 100), Trainer(config)
     for _ in range(100):
-        trainer.iteration()
-    called = snapshot(trainer)
-    assert differing(called, replayed) == []
-    assert "agent.policy.weight" in differing(called, after(config, 0))
+        called.iteration()
+    assert differing(snapshot(called), snapshot(replayed)) == []
+    assert "agent.policy.weight" in differing(snapshot(called), after(config, 0))
+    rows = [trainer.method.inspect(trainer.rollout, trainer.world.tasks) for trainer in (called, replayed)]
+    assert rows[0] == rows[1]  # what the graph has computed can be looked at as well
 
 
 @pytest.mark.gpu

@@ -142,8 +142,9 @@ def test_ratios_are_one(method: str, precision: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(learning, "vtrace", spy)
     for _ in range(12):
         trainer.iteration()
-    exact = device == "cpu" and not trainer.method.per_episode
-    assert len(seen) == 12 and max(float(log_rho.abs().max()) for log_rho in seen) <= (0 if exact else 1e-4)
+    tolerance = 1e-4 if trainer.method.per_episode else 0
+    tolerance = tolerance if device == "cpu" else 1e-4 if precision == "fp32" else 1e-2
+    assert len(seen) == 12 and max(float(log_rho.abs().max()) for log_rho in seen) <= tolerance
 
 
 def unrolled(trainer: Trainer, tape: bool) -> tuple[Tensor, Tensor, list[Tensor]]:

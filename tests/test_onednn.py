@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.agents.onednn import conv2d, linear, pack_conv, pack_linear
+from longtail.onednn import conv2d, linear, pack_conv, pack_linear
 
 BF16 = torch.bfloat16
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -116,6 +116,15 @@ def test_counters_equal_a_naive_recount(device: str) -> None:
     assert int(read["iteration"]) == 40 and trainer.step == 40 * 20
 
 
+def test_a_methods_figures_are_added_where_they_count() -> None:
+    trainer, counters = Trainer(tiny()), metrics.Counters(4, torch.device("cpu"), 2)
+    for counts in ([True, False], [True, True]):
+        learned_K, values_M = torch.zeros(len(metrics.LEARN_METRICS)), torch.tensor([0.5, 4.0])
+        counters.count(trainer.rollout, learned_K, values_M, torch.tensor(counts))
+    read = counters.read()
+    assert read["method"].tolist() == [1.0, 4.0] and read["method_count"].tolist() == [2, 1]
+
+
 def test_rows_are_the_difference_of_two_readings() -> None:
     tasks = Trainer(tiny()).world.tasks
     zero = {name: np.zeros(4, np.int64) for name in ("episodes", "successes")}

@@ -45,7 +45,7 @@ class Tape:
     def clear(self) -> None:
         self.lstm.moments.clear()
         if self.images is not None:
-            self.images.steps.clear()
+            self.images.clear()
 
 
 class AgentWeights(NamedTuple):
@@ -86,7 +86,7 @@ class Agent(nn.Module):
 
     def tape(self, num_steps: int, batch: int) -> Tape:
         """For a rollout of as many steps, each of a batch."""
-        images = ImageTape(self.encoder, num_steps, batch) if isinstance(self.encoder, ShallowEncoder) else None
+        images = ImageTape(self.encoder, num_steps * batch) if isinstance(self.encoder, ShallowEncoder) else None
         return Tape(images, self.lstm.tape(num_steps, batch))
 
     def describe(self, embedding_ND: Tensor, last_action_N: Tensor, last_reward_N: Tensor) -> Tensor:

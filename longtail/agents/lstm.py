@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtail.agents.onednn import linear, pack_linear
+from longtail.onednn import linear, pack_linear
 from longtail.agents.precision import products
 from longtail.memory.episodic import Found, Reader, keys_backward, recall_backward
 
@@ -222,8 +222,8 @@ class MemoryLSTM(nn.Module):
         with torch.no_grad():  # remember by default, as is usual since Gers et al. (2000)
             self.input.bias[hidden_dim : 2 * hidden_dim] += 1
         self.memory = nn.Parameter(torch.empty(memory_dim, 4 * hidden_dim)) if memory_dim else None
-        if self.memory is not None:
-            nn.init.orthogonal_(self.memory)
+        if self.memory is not None:  # by a generator of its own: whatever is drawn after it is the same without it
+            nn.init.orthogonal_(self.memory, generator=torch.Generator().manual_seed(torch.initial_seed() % 2**63))
 
     def prepare(self, batch: int = 1) -> LSTMWeights:
         """The weights as products take them, differentiably; on a GPU `products` does the rounding."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.agents.encoder import CPU_CHUNK, Encoder, Weights
-from longtail.agents.onednn import Stride, conv2d, linear, pack_conv, pack_linear
+from longtail.onednn import Stride, conv2d, linear, pack_conv, pack_linear
 
 # Both convolutions [B, H, W, C] and the embedding [B, D].
 Activations = tuple[Tensor, ...]
@@ -46,6 +46,18 @@ class ShallowEncoder(Encoder):
             w3 = pack_linear(w3, batch)
         return [w1, b1, w2, b2, w3, b3]
 
+    def forward(self, image_NHWC: Tensor, weights: Weights | None = None) -> Tensor:
+        """On a CPU with gradients by a tape: pixels and layers are not kept a second time in another form."""
+        weights = self.prepare() if weights is None else weights
+        if image_NHWC.is_cuda or not torch.is_grad_enabled():
+            return super().forward(image_NHWC, weights)
+        tape = ImageTape(self, len(image_NHWC))
+        with torch.no_grad():
+            packed = self.prepare(CPU_CHUNK) if len(image_NHWC) >= CPU_CHUNK else weights
+            for chunk_SHWC in image_NHWC.split(CPU_CHUNK):
+                tape.record(chunk_SHWC, packed if len(chunk_SHWC) == CPU_CHUNK else weights)
+        return tape.replay(image_NHWC, weights)
+
     def encode(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
         return self.layers(image_NHWC, weights)[-1]
 
@@ -59,22 +71,28 @@ class ShallowEncoder(Encoder):
 
 
 class ImageTape:
-    """What T steps of acting computed from B images each.
+    """What several calls computed from N images in all, such as the steps of acting.
 
-    On a CPU each layer is one tensor [T, B, ...] that steps write into, so that nothing is copied to join them.
+    On a CPU each layer is one tensor [N, ...] that calls write into, so that nothing is copied to join them.
     """
 
-    def __init__(self, encoder: ShallowEncoder, num_steps: int, batch: int) -> None:
-        self.encoder = encoder
+    def __init__(self, encoder: ShallowEncoder, num_images: int) -> None:
+        self.encoder, self.count = encoder, 0
         self.steps: list[Activations] = []
         self.buffers = None
         if not encoder.fc.weight.is_cuda:
-            self.buffers = [torch.empty(num_steps, batch, *shape, dtype=encoder.dtype) for shape in encoder.shapes[1:]]
+            self.buffers = tuple(torch.empty(num_images, *shape, dtype=encoder.dtype) for shape in encoder.shapes[1:])
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.count = 0
 
     def record(self, image_BHWC: Tensor, weights: Weights) -> Tensor:
-        """Embeddings of one more step."""
-        out = None if self.buffers is None else tuple(buffer[len(self.steps)] for buffer in self.buffers)
+        """Embeddings of some more images."""
+        end = self.count + len(image_BHWC)
+        out = None if self.buffers is None else tuple(buffer[self.count : end] for buffer in self.buffers)
         self.steps.append(self.encoder.layers(image_BHWC, weights, out))
+        self.count = end
         return self.steps[-1][-1].float()
 
     def replay(self, image_NHWC: Tensor, weights: Weights) -> Tensor:
@@ -82,10 +100,8 @@ class ImageTape:
         return _Replay.apply(self, image_NHWC, *weights)
 
     def layers(self) -> Activations:
-        """All steps of every layer, as one batch."""
-        if self.buffers is not None:
-            return tuple(buffer.flatten(0, 1) for buffer in self.buffers)
-        return tuple(torch.cat(layer) for layer in zip(*self.steps, strict=True))
+        """Of all images."""
+        return self.buffers or tuple(torch.cat(layer) for layer in zip(*self.steps, strict=True))
 
 
 class _Replay(torch.autograd.Function):

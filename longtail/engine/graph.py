@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-# Large tensors on huge pages, of which a CPU finds the addresses faster; read by PyTorch at its first allocation.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # Without it, matrix products in several streams may sum in another order from run to run.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

@@ -35,13 +35,22 @@ def noise_table(levels: float) -> Tensor:
     return torch.cat([-half.flip(0), half]).to(torch.int16)
 
 
-def add_noise(image_NHWC: Tensor, table: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Add to each value one of the table's 256 numbers; results stay within 0 and 255."""
+def in_pairs(table: Tensor) -> Tensor:
+    """All pairs of the table's numbers, each as one int32 [65536]: looking up two at once takes half the time."""
+    first, second = table.repeat(256), table.repeat_interleave(256)
+    return torch.stack([first, second], 1).view(torch.int32)[:, 0].contiguous()
+
+
+def add_noise(
+    image_NHWC: Tensor, pairs: Tensor, generator: torch.Generator | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Add to each value one of the 256 numbers that `pairs` is made of; results stay within 0 and 255."""
     words = torch.empty(-(-image_NHWC.numel() // 8), dtype=torch.int64, device=image_NHWC.device)
     words.random_(-(2**63), None, generator=generator)
-    index = words.view(torch.uint8)[: image_NHWC.numel()].to(torch.int32)
-    offset_NHWC = table.index_select(0, index).view(image_NHWC.shape)
-    return offset_NHWC.add_(image_NHWC).clamp_(0, 255).to(torch.uint8)
+    index = words.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
+    offset = pairs.index_select(0, index).view(torch.int16)[: image_NHWC.numel()]
+    noisy_NHWC = offset.view(image_NHWC.shape).add_(image_NHWC).clamp_(0, 255)
+    return noisy_NHWC.to(torch.uint8) if out is None else out.copy_(noisy_NHWC)
 
 
 def cut_out(image_NHWC: Tensor, smallest: float, largest: float, generator: torch.Generator | None = None) -> Tensor:
@@ -71,12 +80,14 @@ def _outside(size: int, side_N1: Tensor, place_N1: Tensor, repeat: int) -> Tenso
 
 def augment(
     image_NHWC: Tensor,
-    table: Tensor,
+    pairs: Tensor,
     smallest: float = 0.05,
     largest: float = 0.5,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Noise, then a cutout: a new uint8 tensor of the same shape."""
-    chunks = (image_NHWC,) if image_NHWC.is_cuda else image_NHWC.split(CPU_CHUNK)
-    done = [cut_out(add_noise(chunk, table, generator), smallest, largest, generator) for chunk in chunks]
-    return torch.cat(done) if len(done) > 1 else done[0]
+    augmented_NHWC = torch.empty_like(image_NHWC, memory_format=torch.contiguous_format)
+    chunk = len(image_NHWC) if image_NHWC.is_cuda else CPU_CHUNK
+    for image_SHWC, out_SHWC in zip(image_NHWC.split(chunk), augmented_NHWC.split(chunk), strict=True):
+        cut_out(add_noise(image_SHWC, pairs, generator, out_SHWC), smallest, largest, generator)
+    return augmented_NHWC

@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from longtail.memory.augment import augment, noise_levels, noise_table
-from longtail.memory.contrastive import nt_xent
+from longtail.memory.augment import augment, in_pairs, noise_levels, noise_table
+from longtail.memory.contrastive import first_of_each, nt_xent, nt_xent_shared
 from longtail.memory.episodic import EpisodicMemory, Reader
 from longtail.memory.familiarity import FamiliarityBuffer, hop_subset
 from longtail.memory.momentum import normalized_momentum
@@ -142,7 +142,7 @@ class BoostedMemory(nn.Module):
         self.familiarity = FamiliarityBuffer(c.familiarity, shape, embedding_dim, hidden_dim, c.key_dim)
         self.mem = EpisodicMemory(c.capacity, embedding_dim, hidden_dim, c.key_dim)
         self.register_buffer("epochs", torch.zeros((), dtype=torch.int64))  # updates since the buffer is full
-        self.register_buffer("noise", noise_table(noise_levels(c.sigma, c.amplify)), persistent=False)
+        self.register_buffer("noise", in_pairs(noise_table(noise_levels(c.sigma, c.amplify))), persistent=False)
 
     def keys(self) -> Tensor:
         """Keys of everything in MEM under the present W and b [N, C]; rebuild them after each optimiser step."""
@@ -184,8 +184,13 @@ class BoostedMemory(nn.Module):
         if not c.contrastive:
             return torch.zeros((), device=f.p.device)
         augmented = augment(f.image, self.noise, c.cutout_smallest, c.cutout_largest, self.generator)
-        z_ND, augmented_ND = encoder(f.image).float(), encoder(augmented).float()
-        loss_N = nt_xent(z_ND, augmented_ND, c.temperature, f.hash if c.negatives == "distinct" else None)
+        augmented_ND, distinct = encoder(augmented).float(), c.negatives == "distinct"
+        if f.hash.is_cuda:  # finding equal images would make the host wait
+            z_ND = encoder(f.image).float()
+            loss_N = nt_xent(z_ND, augmented_ND, c.temperature, f.hash if distinct else None)
+        else:
+            first_U, which_N = first_of_each(f.hash)
+            loss_N = nt_xent_shared(encoder(f.image[first_U]).float(), which_N, augmented_ND, c.temperature, distinct)
         f.record(loss_N.detach(), c.beta, c.bias_correction)
         return torch.where(f.is_full, loss_N.mean(), 0)
 

@@ -33,6 +33,28 @@ def _losses(
     return torch.logsumexp(torch.cat([positive_S1, negative_SN], 1), 1) - positive_S1[:, 0]
 
 
+def nt_xent_shared(z_UD: Tensor, which_N: Tensor, augmented_ND: Tensor, temperature: float, distinct: bool) -> Tensor:
+    """The same numbers from the embeddings of U different images, of which sample n has number which_N[n].
+
+    Copies of an image have the same negatives and are the same negative, so that each pair of images is looked at once.
+    """
+    z_UD, augmented_ND = F.normalize(z_UD, eps=1e-6), F.normalize(augmented_ND, eps=1e-6)
+    count_U = torch.bincount(which_N, minlength=len(z_UD))
+    # An image is not its own negative; its copies are, unless they are told apart. Finite, for gradients of nothing.
+    times_UU = count_U - torch.diag(count_U if distinct else torch.ones_like(count_U))
+    logit_UU = z_UD @ z_UD.t() / temperature + times_UU.to(z_UD.dtype).log().clamp(min=-1e9)
+    positive_N = (F.embedding(which_N, z_UD) * augmented_ND).sum(-1) / temperature
+    negative_N = F.embedding(which_N, torch.logsumexp(logit_UU, 1)[:, None])[:, 0]
+    return torch.logaddexp(positive_N, negative_N) - positive_N
+
+
+def first_of_each(label_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The first sample with each label [U], and which of them each sample is like [N]."""
+    different_U, which_N = torch.unique(label_N, return_inverse=True)
+    order_N = torch.arange(len(label_N), device=label_N.device)
+    return torch.empty_like(different_U).scatter_reduce_(0, which_N, order_N, "amin", include_self=False), which_N
+
+
 def copies(label_N: Tensor) -> Tensor:
     """How many samples have a sample's label, itself included [N]."""
     return (label_N[:, None] == label_N).sum(1)

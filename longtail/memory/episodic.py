@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.memory import kernels
+from longtail.onednn import linear
 
 INFINITY = 0x7F800000  # the bits of an fp32 infinity
 
@@ -39,7 +40,7 @@ def nearest(query_BC: Tensor, keys_NC: Tensor, norm_N: Tensor, K: int) -> tuple[
     if rest := -len(keys_NC) % 64:
         keys_NC, norm_N = F.pad(keys_NC, (0, 0, 0, rest)), F.pad(norm_N, (0, rest), value=torch.inf)
     N = len(keys_NC)
-    distance_BN = torch.addmm(norm_N, query_BC, keys_NC.t(), alpha=-2)
+    distance_BN = linear(-2 * query_BC, keys_NC, norm_N)
     distance_BN += query_BC.square().sum(-1, keepdim=True)
     # Bits of numbers that are not negative order as the numbers do, and the slot breaks ties. Rounding can make the
     # distance of the same key a little negative; then it still comes first.
@@ -78,7 +79,7 @@ def recall_backward(found: Found, dm_BH: Tensor, keys_NC: Tensor, values_NH: Ten
 
 def recall_backward_torch(found: Found, dm_BH: Tensor, keys_NC: Tensor, values_NH: Tensor) -> tuple[Tensor, Tensor]:
     # m = sum share_i h_i, so dm/dw_i = (h_i - m) / sum of w; w_i = 1 / (d_i + eps), so dw_i/dd_i = -w_i^2.
-    along_BK = (dm_BH @ values_NH.t()).gather(1, found.index_BK)
+    along_BK = torch.bmm(F.embedding(found.index_BK, values_NH), dm_BH[..., None])[..., 0]
     along_BK -= (dm_BH * found.m_BH).sum(-1, keepdim=True)
     ddistance_BK = along_BK.mul_(found.share_BK.square()).mul_(found.weight_B1).neg_()
     nearby_BC = weighted_sum(keys_NC, found.index_BK, ddistance_BK)

@@ -84,11 +84,11 @@ class Recall(Method):
             "memory_tail_share": statistics.mean(group_M == statistics.TAIL),
             "memory_key_drift": statistics.mean((self.memory.keys() - mem.key)[:filled].norm(dim=1)),
         }
-        return row | self._reads(rollout, filled > 0)
+        return row | self._reads(rollout)
 
-    def _reads(self, rollout: Rollout, is_filled: bool) -> Row:
-        found = rollout.tape.lstm.found() if rollout.tape and is_filled else []
-        if not found:
+    def _reads(self, rollout: Rollout) -> Row:
+        found = rollout.tape.lstm.found() if rollout.tape else []
+        if not any(one.share_BK.any() for one in found):  # MEM was still empty when they were made
             return {"read_entropy": None, "read_distance": None}
         share_NK, weight_N1 = (torch.cat(parts) for parts in list(zip(*found, strict=True))[2:4])
         entropy_N = torch.special.entr(share_NK).sum(-1)

@@ -1,6 +1,8 @@
-"""Weights as oneDNN keeps them: packed once for many steps of acting on a CPU, where it would do so at every step.
+"""Products by oneDNN on a CPU, where PyTorch would do them slower by itself; without gradients.
 
-Only without gradients and in bf16; everywhere else `pack` returns the weight as it is and PyTorch's own products run.
+Weights in bf16 are packed once for many steps of acting, where it would be done at every step; elsewhere `pack` returns
+the weight as it is and PyTorch's own products run. In fp32 oneDNN has the faster product on processors that are not
+Intel's.
 """
 
 import torch
@@ -10,9 +12,13 @@ from torch import Tensor
 Stride = tuple[int, int]
 
 
-def _can_pack(weight: Tensor) -> bool:
-    is_plain = weight.dtype == torch.bfloat16 and not weight.is_cuda and not torch.is_grad_enabled()
+def _is_for_us(weight: Tensor, dtype: torch.dtype) -> bool:
+    is_plain = weight.dtype == dtype and not weight.is_cuda and not torch.is_grad_enabled()
     return is_plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _can_pack(weight: Tensor) -> bool:
+    return _is_for_us(weight, torch.bfloat16)
 
 
 def pack_linear(weight_OI: Tensor, batch: int) -> Tensor:
@@ -20,7 +26,7 @@ def pack_linear(weight_OI: Tensor, batch: int) -> Tensor:
 
 
 def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    if weight_OI.is_mkldnn:
+    if weight_OI.is_mkldnn or _is_for_us(weight_OI, torch.float32):
         return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
     return F.linear(x_NI, weight_OI, bias_O)
 
