@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import method_tables
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from longtail import zipf
@@ -103,7 +105,44 @@ def learning_figure() -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[], Figure]] = {"gridworld": worlds_figure, "law": law_figure, "learning": learning_figure}
+COLORS = {"impala": "#8a8a8a", "mem": "#3b6ea5", "mem-contrastive": "#5aa469", "boosted": "#c0504d"}
+COLORS |= {"boosted-all-negatives": "#e39a54"}
+
+
+def first_look_figure() -> Figure:
+    """Every seed's uniform score by method; and how well the momentum finds the tail, along each run."""
+    figure = Figure(figsize=(10.4, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    runs = method_tables.first_look_runs(RESULTS)
+    curves = method_tables.first_look_rows(RESULTS, "curves")
+    for y, (variant, rows) in enumerate(runs.items()):
+        values, color = sorted(float(row["uniform"]) for row in rows.values()), COLORS[variant]
+        left.scatter(values, y + np.linspace(-0.2, 0.2, len(values)), s=26, color=color, zorder=3)
+        left.vlines(np.mean(values), y - 0.35, y + 0.35, color="#333333", linewidth=1.5, zorder=2)
+        lines = [[(int(r["step"]) / 1e6, r.get("rarity_auroc")) for r in curves[number]] for number in rows]
+        for line in lines:
+            points = [(x, float(value)) for x, value in line if value]
+            if points:
+                right.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.75)
+    left.set(title="uniform: success in %, a dot for each seed", yticks=range(len(runs)), yticklabels=runs)
+    left.invert_yaxis()
+    right.axhline(0.5, color="#333333", linewidth=1, linestyle="--")
+    right.annotate("chance", (0.1, 0.505), fontsize=8)
+    right.set(title="rarity AUROC of the momentum, a line a seed", xlabel="million steps", ylim=(0, 1))
+    names = [name for name in runs if name.startswith("boosted") or name == "mem-contrastive"]
+    right.legend([Line2D([], [], color=COLORS[name]) for name in names], names, frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.6)
+    return figure
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "gridworld": worlds_figure,
+    "law": law_figure,
+    "learning": learning_figure,
+    "first-look": first_look_figure,
+}
 
 
 def draw(images: Path) -> None:

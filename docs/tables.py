@@ -7,14 +7,15 @@ do not exist yet stays empty, and is named. The demo's rows are made by:
 make demo && cp runs/demo/{config,manifest,summary}.json runs/demo/eval.csv results/demo/
 """
 
-import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+
+import method_tables
+from rows import HEAD_CELLS, SCORES, markdown, odds, read_rows, source, walkers
 
 from longtail.runfolder import read_config
 from longtail.scores import references
@@ -22,29 +23,10 @@ from longtail.worlds import WORLDS, GridworldConfig, make
 from longtail.worlds.gridworld import cell_facts
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "learning.md")
+PAGES = (
+    ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("performance", "learning", "memory", "first-look"))
+)  # fmt: skip
 MARK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
-SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
-HEAD_CELLS = 8  # that the discovery table shows
-
-Row = dict[str, str]
-
-
-def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * len(titles), *rows)]
-    return "\n".join(lines) + "\n"
-
-
-def read_rows(path: Path) -> list[Row]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def walkers() -> list[list[str]]:
-    """Rows of those who have not learned, on the public levels."""
-    config = WORLDS["gridworld"]
-    known = references(config, make(config, 1).tasks)
-    return [[who, "", *(f"{scores[score]:.1f}" for score in SCORES)] for who, scores in known.items()]
 
 
 def demo(results: Path) -> str:
@@ -145,21 +127,15 @@ def discovery(results: Path) -> str:
         for rows in by_run.values():
             mine = [2 * int(row["successes"]) > int(row["episodes"]) for row in rows if int(row["task"]) == task]
             found.append(f"{sum(mine)} of {len(mine)}")
-        share, path, reach = float(first[task]["probability"]), facts.shortest_path[task], facts.random_reach[task]
+        share, path, walk = float(first[task]["probability"]), facts.shortest_path[task], odds(facts.random_reach[task])
         where = f"map {first[task]['map']}, object {first[task]['object']}"
-        lines.append(
-            [where, f"{100 * share:.1f} %", str(path), f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}", *found]
-        )
+        lines.append([where, f"{100 * share:.1f} %", str(path), walk, *found])
     titles = ("task", "of all episodes", "shortest path", "a random walk finds it", "seeds, 4M", "seeds, 12.5M")
     return markdown(titles, lines)
 
 
-def source(about: dict[str, Any]) -> str:
-    return f"    {about['command']}    # {about['device']}, {about['date'][:10]}, {about['seconds']:.0f} s"
-
-
 TABLES: dict[str, Callable[[Path], str]] = {
-    table.__name__: table for table in (demo, speed, cpu, gpu, parts, select, judge, discovery)
+    table.__name__: table for table in (demo, speed, cpu, gpu, parts, select, judge, discovery, *method_tables.TABLES)
 }
 
 

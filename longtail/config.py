@@ -154,6 +154,9 @@ def from_json(text: str) -> RunConfig:
     name = str(_entry(_entry(tree, "world"), "name", "world."))
     if not is_known(name):
         raise ValueError(f"world.name is {name!r}: it must be one of {', '.join(WORLDS)} or gym:<environment id>")
+    method = METHODS.get(_entry(tree, "method"))
+    # A section that the method does not have may be missing, too.
+    tree = {section: None for section in SECTIONS if not method or section != method.section} | tree
     parts = {"world": type(world_config(name)), "agent": AgentConfig, "impala": ImpalaConfig}
     parts |= {section: kind for section, kind in SECTIONS.items() if _entry(tree, section) is not None}
     return _build(

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtail.onednn import linear, pack_linear
 from longtail.agents.precision import products
 from longtail.memory.episodic import Found, Reader, keys_backward, recall_backward
+from longtail.onednn import linear, pack_linear
 
 # A memory read: (p [B, P], h [B, H], first [B, 1]) -> m [B, M]; h is the state before the step, after the reset.
 Read = Callable[[Tensor, Tensor, Tensor], Tensor]
