@@ -121,6 +121,7 @@ def train_command(argv: list[str]) -> None:
 
     method, preset = _early(rest, "--method", "impala"), _early(rest, "--preset", "default")
     default = TrainArgs(recipe(world, method, preset))  # type: ignore[arg-type]
+    _check_sections(rest, method)
     try:
         args = parse(TrainArgs, rest, f"train {'WORLD' if rest is argv else world}", default)
         train(args.config, args.out, args.stop_at)
@@ -129,6 +130,17 @@ def train_command(argv: list[str]) -> None:
         if str(error).partition(" is ")[0] in own:
             raise ValueError(f"world.{error}") from error
         raise
+
+
+def _check_sections(argv: list[str], method: str) -> None:
+    """A flag of a section that the method does not have would only be called not understood."""
+    from longtail.methods import METHODS, SECTIONS
+
+    for flag in argv:
+        section = flag.removeprefix("--").partition(".")[0]
+        if flag.startswith("--") and "." in flag and section in SECTIONS and section != METHODS[method].section:
+            having = ", ".join(name for name, entry in METHODS.items() if entry.section == section)
+            raise ValueError(f"{flag.partition('=')[0]} is given, but method is {method!r}: it must be one of {having}")
 
 
 def _early(argv: list[str], flag: str, otherwise: str) -> str:

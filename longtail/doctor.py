@@ -14,7 +14,7 @@ Line = tuple[str, str, str]  # what, mark, remark
 
 NEEDED = ("numpy", "scipy", "gymnasium", "numba", "safetensors", "tensorboard", "matplotlib")
 OPTIONAL = {
-    "triton": "optional: comes with CUDA builds of PyTorch; nothing to do, since nothing needs it yet",
+    "triton": "optional: comes with CUDA builds of PyTorch; nothing to do, it makes reads of the memory faster",
     "stable_baselines3": "optional, to train its agents in our worlds: pip install 'longtail[sb3]'",
 }
 
