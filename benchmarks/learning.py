@@ -51,6 +51,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 # What is judged: methods, and methods with other fields.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS}
 VARIANTS |= {"boosted-all-negatives": ("boosted", {"memory.negatives": "all"})}
+VARIANTS |= {"boosted-64": ("boosted", {"memory.transfer": 64})}
 LEVEL_SEEDS = (1, 2, 3, 4)  # each a set of 10 generated maps with 10 objects, of which none is public
 SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
 CHOSEN_BY = "uniform"  # the mean over all tasks, over the level sets: the tail is what this library is about

@@ -106,7 +106,7 @@ def learning_figure() -> Figure:
 
 
 COLORS = {"impala": "#8a8a8a", "mem": "#3b6ea5", "mem-contrastive": "#5aa469", "boosted": "#c0504d"}
-COLORS |= {"boosted-all-negatives": "#e39a54"}
+COLORS |= {"boosted-all-negatives": "#e39a54", "boosted-64": "#7b3f9e"}
 
 
 def first_look_figure() -> Figure:

@@ -14,7 +14,7 @@ from longtail.recipes import recipe
 from longtail.worlds import WORLDS, GridworldConfig
 from longtail.worlds.gridworld import cell_facts
 
-ORDER = (*METHODS, "boosted-all-negatives")  # of rows
+ORDER = (*METHODS, "boosted-all-negatives", "boosted-64")  # of rows
 FIRST_LOOK = "judge-*-15M"  # under results/learning/
 LOOKS = (1, 5, 10, 15)  # million steps, at which is shown what goes on inside
 NOT_CHOSEN = {*SCORES, "levels", "level_seed", "seed", "step", "method", "worlds"}

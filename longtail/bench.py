@@ -87,6 +87,8 @@ def _build(config: RunConfig) -> Trainer:
     try:
         return Trainer(config)
     except Exception as error:
+        if str(error).startswith("memory."):  # a field of that name
+            raise
         # NumPy and PyTorch have several errors for what is too large.
         if not re.search("memory|overflow", f"{type(error).__name__}: {error}", re.IGNORECASE):
             raise

@@ -170,13 +170,17 @@ def _version(package: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """Of the checkout that longtail runs from; None for an installed package."""
+    """Of the checkout that longtail runs from, with "-dirty" if files differ from it; None for an installed package."""
     checkout = Path(__file__).parents[1]
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     if not (checkout / ".git").exists():
         return None
-    try:
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(checkout), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -168,10 +168,10 @@ def train(
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        raise ValueError(
-            f"impala.worlds is {config.impala.worlds} and impala.unroll {config.impala.unroll}: they do not fit into "
-            f"memory, so lower one of them"
-        ) from error
+        sizes = f"impala.worlds is {config.impala.worlds} and impala.unroll {config.impala.unroll}"
+        if config.memory:
+            sizes += f", memory.capacity {config.memory.capacity} and memory.familiarity {config.memory.familiarity}"
+        raise ValueError(f"{sizes}: they do not fit into memory, so lower one of them") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -14,7 +14,6 @@ from longtail.agents.lstm import Read
 from longtail.build import build
 from longtail.config import RunConfig, fingerprint, resolve_device, resolve_precision
 from longtail.methods import Method
-from longtail.methods.hcam import Chunks
 
 
 @dataclass
@@ -88,7 +87,7 @@ def policy_step(
     """Logits, and a new state that does not yet know the action."""
     last_action_B = state.last_action_B.masked_fill(first_B, agent.no_action)
     # A state that was passed in stays as it is; a memory of the episode is written to as it is read.
-    read = state.read.copy() if isinstance(state.read, Chunks) else state.read
+    read = getattr(state.read, "copy", lambda: state.read)()
     logits_BA, h_BH, c_BH = agent.step(
         obs_BHWC, first_B, last_action_B, reward_B * ~first_B, state.h_BH, state.c_BH, read=read
     )

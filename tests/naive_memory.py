@@ -150,6 +150,13 @@ class NaiveBoosted:
         new = []
         for i in sorted(may_go, key=lambda i: -rarity[i])[: c.transfer]:
             states[i].transferred = True
-            score = momentum[i] if c.selection == "rare" else 0.0
+            score = normalized(momentum)[i] if c.selection == "rare" else 0.0
             new.append(Stored(states[i].p, states[i].h, states[i].key, states[i].tag, score, self.epochs))
         self.mem.write(new, c.eviction == "familiar-first")
+
+
+def normalized(momentum: list[float]) -> list[float]:
+    """Eq. 3."""
+    middle = sum(momentum) / len(momentum)
+    furthest = max(abs(value - middle) for value in momentum) or 1.0
+    return [0.5 * ((value - middle) / furthest + 1) for value in momentum]

@@ -1,4 +1,4 @@
-"""The momentum-boosted episodic memory, for any recurrent agent; pure PyTorch, knows neither worlds nor IMPALA."""
+"""The momentum-boosted episodic memory, for any recurrent agent: PyTorch, and Triton where there is a GPU."""
 
 from longtail.memory.boosted import BoostedMemory, MemoryConfig
 

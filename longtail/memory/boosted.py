@@ -57,7 +57,8 @@ class MemoryConfig:
     bias_correction: bool = False
     """Whether to weigh early losses as in a long average; as written, the first one has most of the weight."""
     sigma: float = 0.05
-    """Standard deviation of the noise on pixels between 0 and 1 (sigma)."""
+    """Standard deviation of the noise on pixels between 0 and 1 (sigma); from `temperature` on, all fields are of the
+    contrastive loss, and without effect where there is none."""
     amplify: bool = True
     """Whether the noise is multiplied by sigma once more, as the paper says."""
     cutout_smallest: float = 0.05
@@ -72,6 +73,7 @@ class MemoryConfig:
 
         hints = get_type_hints(type(self))
         for name in (f.name for f in fields(self) if hints[f.name] in (int, float)):
+            require(name, hints[name] is float or isinstance(getattr(self, name), int), "a whole number")
             lowest = 0 if hints[name] is float else 1
             require(name, getattr(self, name) >= lowest, f"at least {lowest}")
         require("epsilon", self.epsilon > 0, "above 0")
@@ -111,15 +113,20 @@ class BoostedMemory(nn.Module):
             memory.observe(images, p, h)                   # once per rollout, [T, B, ...]: h as it was read with
             for each optimiser step:
                 keys = memory.keys()                       # W has changed: keys with a gradient
-                ... the same reads, now differentiable ...
+                ... the same reads, now differentiable ... # for many of them, read = memory.reader(); m = read(p, h)
                 loss = rl_loss + memory.config.contrastive_cost * memory.loss(encoder)
                 loss.backward(); optimizer.step()
             memory.update()                                # once per rollout, after learning: rare states go into MEM
 
-    `encoder` maps uint8 images [N, H, W, C] to embeddings [N, D] and is the agent's own. Gradients go into W and b
-    through the query and through the keys of what it finds, and none into stored states. A tag (an int64 for each
-    state) travels with it into both buffers for your own statistics; nothing here looks at it. All is in `state_dict`
-    but the generator's state. The functions read nothing back to the host, so that CUDA graphs can hold them.
+    `encoder` maps uint8 images [N, H, W, C] to embeddings [N, D] and is the agent's own. It is called with any number
+    of images, so it may not mix them as batch normalisation does. Each call of `loss` is a pass that momentum counts:
+    where a rollout has several optimiser steps, decide which of them have one. Gradients go into W and b through the
+    query and through the keys of what it finds, and none into stored states. Reads and losses are fp32, under autocast
+    too.
+
+    A tag (an int64 for each state) travels with it into both buffers for your own statistics; nothing here looks at it.
+    All is in `state_dict` but the generator's state. On a GPU nothing is read back to the host, so that CUDA graphs can
+    hold it.
     """
 
     noise: Tensor
@@ -136,6 +143,8 @@ class BoostedMemory(nn.Module):
         super().__init__()
         self.config = c = MemoryConfig() if config is None else config
         self.generator = generator
+        if c.contrastive and len(image_shape) != 3:
+            raise ValueError(f"image_shape is {image_shape}: it must be (height, width, channels)")
         self.key = nn.Linear(embedding_dim + hidden_dim, c.key_dim)  # W and b of Eq. 6
         # Images are kept for the contrastive loss only.
         shape = image_shape if c.contrastive else (0,)
@@ -146,7 +155,8 @@ class BoostedMemory(nn.Module):
 
     def keys(self) -> Tensor:
         """Keys of everything in MEM under the present W and b [N, C]; rebuild them after each optimiser step."""
-        return self.key(torch.cat([self.mem.p, self.mem.h], 1))
+        with _no_autocast(self.mem.p):
+            return self.key(torch.cat([self.mem.p, self.mem.h], 1))
 
     def reader(self) -> Reader:
         """Keys and contents together: call it with (p, h)."""
@@ -156,8 +166,11 @@ class BoostedMemory(nn.Module):
 
     def read(self, p_BP: Tensor, h_BH: Tensor, keys_NC: Tensor) -> Tensor:
         """m [B, H], the weighted mean of the K nearest states' h (Eq. 7); zero as long as MEM is empty."""
+        self._check(p_BP, h_BH)
         c = self.config
-        return Reader(self.mem, keys_NC, self.key.weight, self.key.bias, c.neighbours, c.epsilon)(p_BP, h_BH)
+        with _no_autocast(p_BP):
+            reader = Reader(self.mem, keys_NC, self.key.weight, self.key.bias, c.neighbours, c.epsilon)
+            return reader(p_BP.to(self.mem.p.dtype), h_BH.to(self.mem.h.dtype))
 
     @torch.no_grad()
     def observe(self, images_TBHWC: Tensor, p_TBP: Tensor, h_TBH: Tensor, tag_TB: Tensor | None = None) -> None:
@@ -168,6 +181,7 @@ class BoostedMemory(nn.Module):
                 f"images are {images_TBHWC.dtype} {[*images_TBHWC.shape]}: they must be uint8 {[*expected]}, as p and "
                 f"the memory's image_shape say"
             )
+        self._check(p_TBP, h_TBH)
         hop, tag_S = self.config.hop, None if tag_TB is None else hop_subset(tag_TB, self.config.hop)
         self.observe_states(hop_subset(images_TBHWC, hop), hop_subset(p_TBP, hop), hop_subset(h_TBH, hop), tag_S)
 
@@ -176,7 +190,16 @@ class BoostedMemory(nn.Module):
         """The same for who has made the subset already."""
         if not self.config.contrastive:
             image_SHWC = self.familiarity.image.new_empty(len(p_SP), 0)
-        self.familiarity.add(image_SHWC, p_SP, h_SH, self.key(torch.cat([p_SP, h_SH], 1)), tag_S)
+        with _no_autocast(p_SP):
+            key_SC = self.key(torch.cat([p_SP, h_SH], 1).to(self.key.weight.dtype))
+        self.familiarity.add(image_SHWC, p_SP, h_SH, key_SC, tag_S)
+
+    def _check(self, p_XP: Tensor, h_XH: Tensor) -> None:
+        for name, given, mine in (("embedding_dim", p_XP, self.mem.p), ("hidden_dim", h_XH, self.mem.h)):
+            if given.shape[-1] != mine.shape[1]:
+                raise ValueError(
+                    f"{name} is {mine.shape[1]}, but what is given has {given.shape[-1]}: they must be equal"
+                )
 
     def loss(self, encoder: Callable[[Tensor], Tensor]) -> Tensor:
         """Contrastive loss over the whole familiarity buffer, and each slot's momentum; 0 until the buffer is full."""
@@ -187,10 +210,13 @@ class BoostedMemory(nn.Module):
         augmented_ND, distinct = encoder(augmented).float(), c.negatives == "distinct"
         if f.hash.is_cuda:  # finding equal images would make the host wait
             z_ND = encoder(f.image).float()
-            loss_N = nt_xent(z_ND, augmented_ND, c.temperature, f.hash if distinct else None)
+            with _no_autocast(z_ND):
+                loss_N = nt_xent(z_ND, augmented_ND, c.temperature, f.hash if distinct else None)
         else:
             first_U, which_N = first_of_each(f.hash)
-            loss_N = nt_xent_shared(encoder(f.image[first_U]).float(), which_N, augmented_ND, c.temperature, distinct)
+            z_UD = encoder(f.image[first_U]).float()
+            with _no_autocast(z_UD):
+                loss_N = nt_xent_shared(z_UD, which_N, augmented_ND, c.temperature, distinct)
         f.record(loss_N.detach(), c.beta, c.bias_correction)
         return torch.where(f.is_full, loss_N.mean(), 0)
 
@@ -202,7 +228,7 @@ class BoostedMemory(nn.Module):
         if c.selection == "none":
             return
         if c.selection == "rare":
-            rarity_N = score_N = f.momentum
+            rarity_N, score_N = f.momentum, self.rarity()  # losses fall: M can be compared over time
         else:
             rarity_N = torch.rand(c.familiarity, device=f.p.device, generator=self.generator)
             score_N = torch.zeros_like(rarity_N)
@@ -218,3 +244,7 @@ class BoostedMemory(nn.Module):
     def rarity(self) -> Tensor:
         """M of each slot of the familiarity buffer, between 0 and 1 (Eq. 3)."""
         return normalized_momentum(self.familiarity.momentum)
+
+
+def _no_autocast(like: Tensor) -> torch.autocast:
+    return torch.autocast(like.device.type, enabled=False)

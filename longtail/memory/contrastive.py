@@ -21,7 +21,10 @@ def nt_xent(
     pieces = zip(z_ND.split(chunk), augmented_ND.split(chunk), label_N.split(chunk), strict=True)
     if len(z_ND) <= chunk:
         return _losses(*next(pieces), z_ND, label_N, temperature)
-    losses = [checkpoint(_losses, *piece, z_ND, label_N, temperature, use_reentrant=False) for piece in pieces]
+    losses = [
+        checkpoint(_losses, *piece, z_ND, label_N, temperature, use_reentrant=False, preserve_rng_state=False)
+        for piece in pieces
+    ]
     return torch.cat(losses)
 
 
@@ -57,7 +60,8 @@ def first_of_each(label_N: Tensor) -> tuple[Tensor, Tensor]:
 
 def copies(label_N: Tensor) -> Tensor:
     """How many samples have a sample's label, itself included [N]."""
-    return (label_N[:, None] == label_N).sum(1)
+    _, which_N, count_U = torch.unique(label_N, return_inverse=True, return_counts=True)
+    return count_U[which_N]
 
 
 def image_hash(image_NHWC: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def nearest(query_BC: Tensor, keys_NC: Tensor, norm_N: Tensor, K: int) -> tuple[
 
 def recall(query_BC: Tensor, keys_NC: Tensor, values_NH: Tensor, norm_N: Tensor, K: int, epsilon: float) -> Found:
     """Mean of the K nearest keys' values, weighted by inverse squared distance (Eq. 7); no gradient."""
-    if kernels.fits(query_BC):
+    if kernels.fits(query_BC, values_NH, K):
         return Found(query_BC, *kernels.recall(query_BC, keys_NC, values_NH, norm_N, K, epsilon))
     return recall_torch(query_BC, keys_NC, values_NH, norm_N, K, epsilon)
 
@@ -72,7 +72,7 @@ def weighted_sum(rows_NX: Tensor, index_BK: Tensor, weight_BK: Tensor) -> Tensor
 
 def recall_backward(found: Found, dm_BH: Tensor, keys_NC: Tensor, values_NH: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the query [B, C] and of the squared distances [B, K]; none goes into the values."""
-    if kernels.fits(found.query_BC):
+    if kernels.fits(found.query_BC, values_NH, found.index_BK.shape[1]):
         return kernels.recall_backward(*found, dm_BH, keys_NC, values_NH)
     return recall_backward_torch(found, dm_BH, keys_NC, values_NH)
 
@@ -122,8 +122,11 @@ class Reader:
     def __init__(
         self, memory: "EpisodicMemory", keys_NC: Tensor, weight_CQ: Tensor, bias_C: Tensor, K: int, epsilon: float
     ) -> None:
-        self.keys_NC, self.weight_CQ, self.bias_C = keys_NC, weight_CQ, bias_C
-        self.values_NH, self.norm_N = memory.h, squared_norms(keys_NC, memory.filled)
+        # Seen from the middle of the keys, numbers are small: |q|^2 - 2qk + |k|^2 loses what all of them share.
+        is_filled_N = torch.arange(len(keys_NC), device=keys_NC.device) < memory.filled
+        middle_C = (keys_NC.detach() * is_filled_N[:, None]).sum(0) / memory.filled.clamp(min=1)
+        self.keys_NC, self.weight_CQ, self.bias_C = keys_NC - middle_C, weight_CQ, bias_C - middle_C
+        self.values_NH, self.norm_N = memory.h, squared_norms(self.keys_NC, memory.filled)
         self.K, self.epsilon = K, epsilon
 
     def query(self, p_BP: Tensor, h_BH: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the clock that all worlds share, so that an episode's first one may be shorter. 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class Heads(nn.Module):
     """Queries, keys and values of states s = [p, h], and what is read as an input of the LSTM.
 
     Keys and values are linear in the state, so they are never made: the query is turned into one of states instead,
-    and the mean of states into that of values. There are no biases, so that an empty memory reads zero.
+    and the mean of states into that of values. Only queries have a bias, so that an empty memory reads zero.
     """
 
     def __init__(self, state_dim: int, key_dim: int, memory_dim: int) -> None:
@@ -48,22 +49,29 @@ class Heads(nn.Module):
         self.value = nn.Linear(state_dim, key_dim, bias=False)
         self.out = nn.Linear(key_dim, memory_dim, bias=False)
 
-    def attend(self, state_BS: Tensor, past_BNXS: Tensor, seen_BNX: Tensor, chosen: int) -> Tensor:
-        """m [B, M], from N chunks of X states of which only the ones of this episode are seen."""
-        query_BD = self.query(state_BS)
+    def attend(self, state_BS: Tensor, past: "Past", skip_BN: Tensor, chosen: int) -> Tensor:
+        """m [B, M], from N chunks of X states of which the first few, of an earlier episode, are skipped."""
+        query_BD, S, X = self.query(state_BS), state_BS.shape[1], past.states_BNXS.shape[2]
         toward_BS1 = (query_BD @ self.key.weight)[..., None] * query_BD.shape[-1] ** -0.5
-        count_BN = seen_BNX.sum(-1)
-        sum_BNS = (seen_BNX[:, :, None].to(past_BNXS.dtype) @ past_BNXS)[:, :, 0]
-        relevance_BN = (sum_BNS / count_BN.clamp(min=1)[..., None] @ toward_BS1)[..., 0]
-        best = torch.topk(relevance_BN.masked_fill(count_BN == 0, -1e9), chosen)
-        share_BJ = best.values.softmax(-1) * (count_BN.gather(1, best.indices) > 0)
-        index_BJ1 = best.indices[..., None]
-        seen_BJX = seen_BNX.gather(1, index_BJ1.expand(-1, -1, seen_BNX.shape[2]))
-        past_BJXS = past_BNXS.gather(1, index_BJ1[..., None].expand(-1, -1, *past_BNXS.shape[2:]))
-        attention_BJX = (past_BJXS @ toward_BS1[:, None])[..., 0].masked_fill(~seen_BJX, -1e9)
-        weight_BJX = attention_BJX.softmax(-1) * share_BJ[..., None]
+        sum_BNS = past.sums_BNYS.gather(2, skip_BN[..., None, None].expand(-1, -1, 1, S))[:, :, 0]
+        mean_BNS = sum_BNS / (X - skip_BN).clamp(min=1)[..., None]
+        relevance_BN = (mean_BNS @ toward_BS1)[..., 0].masked_fill(skip_BN == X, -1e9)
+        best = torch.topk(relevance_BN, chosen)
+        skip_BJ1 = skip_BN.gather(1, best.indices)[..., None]
+        share_BJ1 = best.values.softmax(-1)[..., None] * (skip_BJ1 < X)
+        past_BJXS = past.states_BNXS.gather(1, best.indices[..., None, None].expand(-1, -1, X, S))
+        attention_BJX = (past_BJXS @ toward_BS1[:, None])[..., 0]
+        attention_BJX = attention_BJX.masked_fill(torch.arange(X, device=skip_BN.device) < skip_BJ1, -1e9)
+        weight_BJX = attention_BJX.softmax(-1) * share_BJ1
         mean_BS = (weight_BJX.flatten(1)[:, None] @ past_BJXS.flatten(1, 2))[:, 0]
         return self.out(self.value(mean_BS))
+
+
+class Past(NamedTuple):
+    """The newest whole chunks, the same for all steps until the next one is whole."""
+
+    states_BNXS: Tensor
+    sums_BNYS: Tensor  # of a chunk's states from the y-th on, y from 0 to X: nothing is left of the last
 
 
 class Chunks:
@@ -76,6 +84,7 @@ class Chunks:
     def __init__(self, heads: Heads, config: HCAMConfig, past_BLS: Tensor, began_B: Tensor, write: bool) -> None:
         self.heads, self.config, self.past_BLS, self.began_B, self.write = heads, config, past_BLS, began_B, write
         self.before, self.t = config.chunk * config.chunks, 0
+        self.past: Past | None = None
 
     def __call__(self, p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
         if self.t == self.past_BLS.shape[1] - self.before and self.write:
@@ -83,19 +92,27 @@ class Chunks:
         c, now = self.config, self.before + self.t
         self.began_B = torch.where(first_B1[:, 0], now, self.began_B)
         state_BS, start = torch.cat([p_BP, h_BH], -1), self.t - self.t % c.chunk
-        past_BNXS = self.past_BLS[:, start : start + self.before].unflatten(1, (c.chunks, c.chunk))
-        position_NX = torch.arange(start, start + self.before, device=p_BP.device).view(c.chunks, c.chunk)
-        m_BM = self.heads.attend(state_BS, past_BNXS, position_NX >= self.began_B[:, None, None], c.chosen)
+        if self.past is None or self.t == start:
+            self.past = self.whole_chunks(start)
+        begin_N = torch.arange(start, start + self.before, c.chunk, device=p_BP.device)
+        skip_BN = (self.began_B[:, None] - begin_N).clamp(0, c.chunk)
+        m_BM = self.heads.attend(state_BS, self.past, skip_BN, c.chosen)
         if self.write:
             self.past_BLS[:, now] = state_BS
         self.t += 1
         return m_BM
 
+    def whole_chunks(self, start: int) -> Past:
+        c = self.config
+        states_BNXS = self.past_BLS[:, start : start + self.before].unflatten(1, (c.chunks, c.chunk))
+        from_YX = torch.ones(c.chunk + 1, c.chunk, device=states_BNXS.device).triu()
+        return Past(states_BNXS, from_YX @ states_BNXS)
+
     def forget(self) -> None:
         """Go on at step 0, with the newest chunks before it."""
         self.past_BLS[:, : self.before] = self.past_BLS[:, self.t : self.t + self.before].clone()
         self.began_B = (self.began_B - self.t).clamp(min=0)
-        self.t = 0
+        self.t, self.past = 0, None
 
     def copy(self) -> "Chunks":
         other = Chunks(self.heads, self.config, self.past_BLS.clone(), self.began_B.clone(), self.write)

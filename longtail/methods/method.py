@@ -71,5 +71,5 @@ class Method(nn.Module):
         return {}
 
     def playing(self, num_episodes: int) -> Read | None:
-        """What the agent reads from in as many new episodes with everything frozen."""
+        """What the agent reads from in as many new episodes all of it frozen; if `per_episode`, it has a `copy`."""
         return self.acting()
