@@ -1,13 +1,13 @@
 """Whether the memory is filled by what is merely novel: the share of a noisy task's states in MEM and in the stream.
 
-    python benchmarks/noisy_tv.py          # every selection, 64 and 512 states at a time, both noises, three seeds
-    python benchmarks/noisy_tv.py --name long --selections boosted-distinct uniform --transfers 64 --steps 300_000
+    python benchmarks/noisy_tv.py                        # every selection, 64 states at a time, noise of pixels
+    python benchmarks/noisy_tv.py --name noisy_tv-tiles --noises tiles --selections boosted-distinct uniform
 
 In one task of gridworld-small every frame is fresh noise and nothing is ever rewarded: always new, of no use (the
 "noisy TV"). All else is the gridworld's. Noise of pixels looks like nothing else there is; noise of tiles is made of
 the gridworld's own squares. Writes into results/noisy_tv/: NAME.csv (rows along each run) and NAME.json (hardware,
-versions, command). On a CPU, half a minute for each run; OMP_NUM_THREADS=1 with as many --processes as there are cores
-takes the least time.
+versions, and the command, which says all settings). On a CPU, a minute for each run; OMP_NUM_THREADS=1 with as many
+--processes as there are cores takes the least time.
 """
 
 import argparse
@@ -63,7 +63,7 @@ SHOWN = {
     "stream_noise": "in stream", "memory_noise": "in MEM", "ratio": "ratio", "auroc": "AUROC",
     "M_noise": "M of noise", "M_others": "M of others", "success_others": "success",
 }  # fmt: skip
-WIDTH = 200  # of the table, wherever it is printed
+WIDTH = 250  # of the table, wherever it is printed
 POINTS = 10  # rows of a run
 
 Row = dict[str, Any]
@@ -172,7 +172,8 @@ def campaign(args: argparse.Namespace) -> list[Run]:
         for selection in args.selections:
             method, fields = SELECTIONS[selection]
             usual = recipe("gridworld-small", method)
-            sizes = {"capacity": args.capacity, "familiarity": args.familiarity, "transfer": transfer}
+            capacity = max(args.capacity, transfer)
+            sizes = {"capacity": capacity, "familiarity": args.familiarity, "transfer": transfer}
             config = replace(
                 usual,
                 world=NoisyTVConfig(task=args.task, noise=noise),  # type: ignore[arg-type]
@@ -312,18 +313,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--selections", choices=tuple(SELECTIONS), nargs="+", default=list(SELECTIONS), metavar="SELECTION",
         help=f"any of {', '.join(SELECTIONS)} (default all)",
     )  # fmt: skip
-    parser.add_argument("--transfers", type=int, nargs="+", default=[64, 512], help="states at a time (default 64 512)")
+    parser.add_argument("--transfers", type=int, nargs="+", default=[64], help="states at a time (default 64)")
     about_task = "which shows noise (default 1: the first map's second object, 12 %% of the episodes)"
     parser.add_argument("--task", type=int, default=1, help=about_task)
     parser.add_argument(
-        "--noises", choices=get_args(Noise), nargs="+", default=list(get_args(Noise)), metavar="NOISE",
-        help="pixels, tiles or both (default both)",
+        "--noises", choices=get_args(Noise), nargs="+", default=["pixels"], metavar="NOISE",
+        help="pixels, tiles or both (default pixels)",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, help="how many (default 3)")
-    parser.add_argument("--steps", type=int, default=100_000, help="of each run (default 100,000)")
+    parser.add_argument("--steps", type=int, default=200_000, help="of each run (default 200,000)")
     parser.add_argument("--worlds", type=int, default=32, help="default 32")
     parser.add_argument("--familiarity", type=int, default=1024, help="slots of the familiarity buffer (default 1,024)")
-    parser.add_argument("--capacity", type=int, default=512, help="slots of MEM (default 512: full before the end)")
+    about_capacity = "slots of MEM, or a transfer if that is more (default 256: full before the end)"
+    parser.add_argument("--capacity", type=int, default=256, help=about_capacity)
     parser.add_argument("--processes", type=int, default=1, help="runs at a time (default 1)")
     parser.add_argument("--name", default="noisy_tv", help="of the files (default noisy_tv)")
     parser.add_argument("--out", type=Path, default=Path("results/noisy_tv"), metavar="DIR")
@@ -343,12 +345,12 @@ def command_line(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    began, runs = time.perf_counter(), campaign(args)
+    began, commit, runs = time.perf_counter(), git_commit(), campaign(args)
     rows = [row for rows in told(measure(runs, args.processes), len(runs)) for row in rows]
     about = {
         "command": command_line(args),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": git_commit(),
+        "git_commit": commit,
         "hardware": hardware() | {"threads": torch.get_num_threads()},
         "precision": str(resolve_precision("auto", resolve_device("cpu"))).removeprefix("torch."),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},

@@ -142,6 +142,31 @@ def chosen(results: Path) -> str:
     return f"{markdown(titles, lines)}\n" + "\n".join(abouts) + "\n"
 
 
+def noisy_tv(results: Path) -> str:
+    """The share of noise in MEM at the end of each run, beside its share in the stream that MEM was filled from."""
+    lines, abouts = [], []
+    for path in sorted((results / "noisy_tv").glob("*.csv")):
+        by_point: dict[tuple[str, ...], list[Row]] = {}
+        rows = read_rows(path)
+        last = max(int(row["step"]) for row in rows)
+        for row in rows:
+            if int(row["step"]) == last:
+                by_point.setdefault((row["noise"], row["transfer"], row["selection"]), []).append(row)
+        for point, mine in by_point.items():
+            shares = (spread([100 * float(row[name]) for row in mine]) for name in ("stream_noise", "memory_noise"))
+            auroc = [float(row["auroc"]) for row in mine if row["auroc"]]
+            lines.append([*point, str(len(mine)), *shares, f"{fmean(auroc):.2f}" if auroc else ""])
+        abouts.append(source(json.loads(path.with_suffix(".json").read_text())))
+    if not lines:
+        raise FileNotFoundError("noisy_tv")
+    titles = ("noise of", "`transfer`", "selection", "seeds", "% noise in stream", "% noise in MEM", "AUROC of noise")
+    return f"{markdown(titles, lines)}\n" + "\n".join(abouts) + "\n"
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
 def memory_speed(results: Path) -> str:
     """Tables of benchmarks/memory.py, one for each device."""
     found = sorted((results / "bench").glob("memory-*.md"))
@@ -150,4 +175,4 @@ def memory_speed(results: Path) -> str:
     return "\n".join(path.read_text() for path in found)
 
 
-TABLES = (first_look, first_look_found, first_look_inside, methods, presets, chosen, memory_speed)
+TABLES = (first_look, first_look_found, first_look_inside, methods, presets, chosen, noisy_tv, memory_speed)

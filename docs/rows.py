@@ -32,7 +32,8 @@ def walkers() -> list[list[str]]:
 
 
 def source(about: dict[str, Any]) -> str:
-    return f"    {about['command']}    # {about['device']}, {about['date'][:10]}, {about['seconds']:.0f} s"
+    where = about.get("device") or about["hardware"]["cpu"]
+    return f"    {about['command']}    # {where}, {about['date'][:10]}, {about['seconds']:.0f} s"
 
 
 def odds(reach: float) -> str:
