@@ -15,7 +15,7 @@ __all__ = ["METHODS", "gridworld", "gridworld_small", "hosted", "recipe", "prese
 
 PAPER = ImpalaConfig(worlds=50, learning_rate=3e-4, entropy_cost=0.01)
 # What the appendix's table and Algorithm 1 say where the default says otherwise (docs/memory.md has the reasons).
-PAPER_MEMORY = {"transfer": 512, "negatives": "all", "transfer_once": False}
+PAPER_MEMORY = {"negatives": "all", "transfer_once": False}
 
 
 HYPERPARAMETERS = ("agent", "impala", *SECTIONS)
