@@ -11,7 +11,6 @@ versions, and the command, which says all settings). On a CPU, a minute for each
 """
 
 import argparse
-import csv
 import itertools
 import json
 import multiprocessing
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from learning import write_csv
 from measure import hardware
 from rich.console import Console
 from rich.table import Table
@@ -297,13 +297,8 @@ def show(lines: Sequence[Row]) -> None:
 
 
 def write(out: Path, name: str, rows: Sequence[Row], about: Row) -> None:
-    """An empty cell where a row has no value, six digits of a number that is not whole."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()})
+    write_csv(out / f"{name}.csv", rows)
     (out / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
 
 

@@ -5,7 +5,6 @@
 Draws into docs/img/. A picture whose rows under results/ do not exist yet is left out, and named.
 """
 
-import csv
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from rows import read_rows
 
 from longtail import zipf
 from longtail.report.heatmap import heatmap_png
@@ -91,8 +91,7 @@ def learning_figure() -> Figure:
     known = references(WORLDS["gridworld"], make(WORLDS["gridworld"], 1).tasks)["random walk"]
     for axes, score in zip(figure.subplots(1, 3), ("zipfian", "uniform", "rare"), strict=True):
         for x, (name, steps) in enumerate((("judge-impala-4M", "4M steps"), ("judge-impala-12.5M", "12.5M steps"))):
-            with (RESULTS / "learning" / f"{name}.csv").open(newline="") as file:
-                values = sorted(float(row[score]) for row in csv.DictReader(file))
+            values = sorted(float(row[score]) for row in read_rows(RESULTS / "learning" / f"{name}.csv"))
             spread = x + np.linspace(-0.18, 0.18, len(values))
             axes.scatter(spread, values, s=26, color=("#8fb3d9", "#3b6ea5")[x], label=steps, zorder=3)
             axes.hlines(np.mean(values), x - 0.3, x + 0.3, color="#333333", linewidth=1.5, zorder=2)

@@ -6,13 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rows import HEAD_CELLS, SCORES, Row, markdown, odds, read_rows, source, walkers
+from rows import SCORES, Row, discovered, markdown, read_rows, source, spread, walkers
 from scipy.stats import t
 
 from longtail.methods import METHODS
 from longtail.recipes import recipe
-from longtail.worlds import WORLDS, GridworldConfig
-from longtail.worlds.gridworld import cell_facts
 
 ORDER = (*METHODS, "boosted-all-negatives", "boosted-64")  # of rows
 FIRST_LOOK = "judge-*-15M"  # under results/learning/
@@ -64,20 +62,8 @@ def first_look(results: Path) -> str:
 
 def first_look_found(results: Path) -> str:
     """How many seeds of every method solve each of the most frequent tasks more often than not."""
-    config, runs, tasks = WORLDS["gridworld"], first_look_runs(results), first_look_rows(results, "tasks")
-    assert isinstance(config, GridworldConfig)
-    facts, first = cell_facts(config), next(iter(tasks.values()))
-    lines = []
-    for row in sorted(first, key=lambda row: -float(row["probability"]))[:HEAD_CELLS]:
-        task = int(row["task"])
-        found = []
-        for numbers in runs.values():
-            mine = [next(r for r in tasks[number] if int(r["task"]) == task) for number in numbers]
-            found.append(f"{sum(2 * int(r['successes']) > int(r['episodes']) for r in mine)} of {len(mine)}")
-        walk, share = odds(facts.random_reach[task]), 100 * float(row["probability"])
-        where = f"map {row['map']}, object {row['object']}"
-        lines.append([where, f"{share:.1f} %", str(facts.shortest_path[task]), walk, *found])
-    return markdown(("task", "of all episodes", "shortest path", "a random walk finds it", *runs), lines)
+    runs, tasks = first_look_runs(results), first_look_rows(results, "tasks")
+    return discovered({name: [row for number in numbers for row in tasks[number]] for name, numbers in runs.items()})
 
 
 def first_look_inside(results: Path) -> str:
@@ -161,10 +147,6 @@ def noisy_tv(results: Path) -> str:
         raise FileNotFoundError("noisy_tv")
     titles = ("noise of", "`transfer`", "selection", "seeds", "% noise in stream", "% noise in MEM", "AUROC of noise")
     return f"{markdown(titles, lines)}\n" + "\n".join(abouts) + "\n"
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def memory_speed(results: Path) -> str:

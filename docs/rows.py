@@ -3,10 +3,12 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from longtail.scores import references
-from longtail.worlds import WORLDS, make
+from longtail.worlds import WORLDS, GridworldConfig, make
+from longtail.worlds.gridworld import cell_facts
 
 SCORES = ("zipfian", "uniform", "rare", "head", "middle", "tail")
 HEAD_CELLS = 8  # that tables of the most frequent tasks show
@@ -36,6 +38,24 @@ def source(about: dict[str, Any]) -> str:
     return f"    {about['command']}    # {where}, {about['date'][:10]}, {about['seconds']:.0f} s"
 
 
-def odds(reach: float) -> str:
-    """Of a random walk."""
-    return f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}"
+def spread(values: Sequence[float]) -> str:
+    """Mean, and lowest to highest."""
+    return f"{fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def discovered(columns: dict[str, list[Row]]) -> str:
+    """How many runs solve each of the most frequent tasks more often than not; a column has the rows of its runs."""
+    config = WORLDS["gridworld"]
+    assert isinstance(config, GridworldConfig)
+    facts, lines = cell_facts(config), []
+    by_task = {row["task"]: row for rows in columns.values() for row in rows}
+    for row in sorted(by_task.values(), key=lambda row: (-float(row["probability"]), int(row["task"])))[:HEAD_CELLS]:
+        task, share = int(row["task"]), 100 * float(row["probability"])
+        reach, counts = facts.random_reach[task], []
+        for rows in columns.values():
+            mine = [2 * int(r["successes"]) > int(r["episodes"]) for r in rows if r["task"] == row["task"]]
+            counts.append(f"{sum(mine)} of {len(mine)}")
+        where, path = f"map {row['map']}, object {row['object']}", str(facts.shortest_path[task])
+        walk = f"1 in {1 / reach:,.{0 if reach < 0.1 else 1}f}"
+        lines.append([where, f"{share:.1f} %", path, walk, *counts])
+    return markdown(("task", "of all episodes", "shortest path", "a random walk finds it", *columns), lines)

@@ -15,12 +15,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 import method_tables
-from rows import HEAD_CELLS, SCORES, markdown, odds, read_rows, source, walkers
+from rows import SCORES, discovered, markdown, read_rows, source, spread, walkers
 
 from longtail.runfolder import read_config
 from longtail.scores import references
-from longtail.worlds import WORLDS, GridworldConfig, make
-from longtail.worlds.gridworld import cell_facts
+from longtail.worlds import make
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -94,8 +93,8 @@ def select(results: Path) -> str:
     for point in grid:
         mine = [row for row in rows if (row["learning_rate"], row["entropy_cost"]) == point]
         values = {score: [float(row[score]) for row in mine] for score in SCORES}
-        spread = f"{min(values['uniform']):.1f} to {max(values['uniform']):.1f}"
-        lines.append([*point, str(len(mine)), *(f"{fmean(values[score]):.1f}" for score in SCORES), spread])
+        lowest = f"{min(values['uniform']):.1f} to {max(values['uniform']):.1f}"
+        lines.append([*point, str(len(mine)), *(f"{fmean(values[score]):.1f}" for score in SCORES), lowest])
     lines.sort(key=lambda line: -float(line[3 + SCORES.index(about["chosen_by"])]))
     titles = ("learning rate", "entropy cost", "runs", *SCORES, "uniform, lowest to highest")
     return f"{markdown(titles, lines)}\n{source(about)}\n"
@@ -107,8 +106,7 @@ def judge(results: Path) -> str:
     for name, steps in (("judge-impala-4M", "4 million"), ("judge-impala-12.5M", "12.5 million")):
         rows = read_rows(results / "learning" / f"{name}.csv")
         values = {score: [float(row[score]) for row in rows] for score in SCORES}
-        cells = (f"{fmean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values.values())
-        lines.append([f"IMPALA, {steps} steps", str(len(rows)), *cells])
+        lines.append([f"IMPALA, {steps} steps", str(len(rows)), *map(spread, values.values())])
         abouts.append(source(json.loads((results / "learning" / f"{name}.json").read_text())))
     titles = ("success in %, mean (lowest to highest)", "seeds", *SCORES)
     return f"{markdown(titles, [*lines, *walkers()])}\n" + "\n".join(abouts) + "\n"
@@ -116,22 +114,8 @@ def judge(results: Path) -> str:
 
 def discovery(results: Path) -> str:
     """How many seeds have found each of the most frequent tasks (success of more than a half)."""
-    config = WORLDS["gridworld"]
-    assert isinstance(config, GridworldConfig)
-    facts = cell_facts(config)
-    by_run = {name: read_rows(results / "learning" / f"judge-impala-{name}-tasks.csv") for name in ("4M", "12.5M")}
-    first = {int(row["task"]): row for row in by_run["4M"]}
-    lines = []
-    for task in sorted(first, key=lambda task: -float(first[task]["probability"]))[:HEAD_CELLS]:
-        found = []
-        for rows in by_run.values():
-            mine = [2 * int(row["successes"]) > int(row["episodes"]) for row in rows if int(row["task"]) == task]
-            found.append(f"{sum(mine)} of {len(mine)}")
-        share, path, walk = float(first[task]["probability"]), facts.shortest_path[task], odds(facts.random_reach[task])
-        where = f"map {first[task]['map']}, object {first[task]['object']}"
-        lines.append([where, f"{100 * share:.1f} %", str(path), walk, *found])
-    titles = ("task", "of all episodes", "shortest path", "a random walk finds it", "seeds, 4M", "seeds, 12.5M")
-    return markdown(titles, lines)
+    names = {"seeds, 4M": "judge-impala-4M-tasks", "seeds, 12.5M": "judge-impala-12.5M-tasks"}
+    return discovered({title: read_rows(results / "learning" / f"{name}.csv") for title, name in names.items()})
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -63,23 +63,20 @@ class Moment(NamedTuple):
 
 def take_step(
     p_BP: Tensor, x_gates_BG: Tensor, first_B1: Tensor, h_BH: Tensor, c_BH: Tensor, recurrent_GR: Tensor,
-    reader: Reader | None = None, gates_out: Tensor | None = None,
+    read: Read | None = None, gates_out: Tensor | None = None,
 ) -> Moment:  # fmt: skip
-    """One step, given the input's share of the gates; with MEM if there is a reader, without gradients through it."""
+    """One step, given the input's share of the gates. Without gradients, what is found in MEM is kept."""
     h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-    found = None
-    if reader is not None:
+    r_BR, found = h_in_BH, None
+    if read is not None:
         with products(torch.float32):  # acting and learning must find the same neighbours
-            found = reader.recall(p_BP, h_in_BH)
-    r_BR = h_in_BH if found is None else torch.cat([h_in_BH, found.m_BH], -1)
-    h_BH, c_BH, gates_BG = _advance(x_gates_BG, r_BR, c_in_BH, recurrent_GR, gates_out)
+            if isinstance(read, Reader) and not torch.is_grad_enabled():
+                found = read.recall(p_BP, h_in_BH)
+            m_BM = read(p_BP, h_in_BH, first_B1) if found is None else found.m_BH
+        r_BR = torch.cat([h_in_BH, m_BM], -1)
+    h_gates_BG = linear(r_BR.to(recurrent_GR.dtype), recurrent_GR)
+    h_BH, c_BH, gates_BG = lstm_cell(x_gates_BG, h_gates_BG, c_in_BH, gates_out)
     return Moment(p_BP, r_BR, c_in_BH, gates_BG, h_BH, c_BH, found)
-
-
-def _advance(
-    x_gates_BG: Tensor, r_BR: Tensor, c_in_BH: Tensor, recurrent_GR: Tensor, gates_out: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return lstm_cell(x_gates_BG, linear(r_BR.to(recurrent_GR.dtype), recurrent_GR), c_in_BH, gates_out)
 
 
 class LSTMTape:
@@ -252,15 +249,8 @@ class MemoryLSTM(nn.Module):
         """One step; `first` is true where an episode starts."""
         w = self.prepare() if weights is None else weights
         x_gates_BG = linear(p_BP.to(w.input_GP.dtype), w.input_GP, w.bias_G)
-        if read is None or (isinstance(read, Reader) and not torch.is_grad_enabled()):
-            gates_out = tape.gates_out() if tape else None
-            moment = take_step(p_BP, x_gates_BG, first_B1, h_BH, c_BH, w.recurrent_GR, read, gates_out)
-        else:
-            h_in_BH, c_in_BH = h_BH.masked_fill(first_B1, 0), c_BH.masked_fill(first_B1, 0)
-            with products(torch.float32):
-                r_BR = torch.cat([h_in_BH, read(p_BP, h_in_BH, first_B1)], -1)
-            h_BH, c_BH, gates_BG = _advance(x_gates_BG, r_BR, c_in_BH, w.recurrent_GR)
-            moment = Moment(p_BP, r_BR, c_in_BH, gates_BG, h_BH, c_BH, None)
+        gates_out = tape.gates_out() if tape else None
+        moment = take_step(p_BP, x_gates_BG, first_B1, h_BH, c_BH, w.recurrent_GR, read, gates_out)
         if tape is not None:
             tape.moments.append(moment)
         return moment.h_BH, moment.c_BH

@@ -57,8 +57,8 @@ class ImpalaConfig:
             raise ValueError(f"impala.schedule is {self.schedule!r}: it must be constant or linear")
 
 
-# What `learn` reports, in this order, once per gradient step.
 PARTS = ("encoder", "lstm", "heads", "method")
+# What `learn` reports, in this order, once per gradient step.
 LEARN_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm", *(f"grad_norm_{part}" for part in PARTS))
 
 

@@ -158,19 +158,16 @@ class BoostedMemory(nn.Module):
         with _no_autocast(self.mem.p):
             return self.key(torch.cat([self.mem.p, self.mem.h], 1))
 
-    def reader(self) -> Reader:
+    def reader(self, keys_NC: Tensor | None = None) -> Reader:
         """Keys and contents together: call it with (p, h)."""
-        return Reader(
-            self.mem, self.keys(), self.key.weight, self.key.bias, self.config.neighbours, self.config.epsilon
-        )
+        c, keys_NC = self.config, self.keys() if keys_NC is None else keys_NC
+        return Reader(self.mem, keys_NC, self.key.weight, self.key.bias, c.neighbours, c.epsilon)
 
     def read(self, p_BP: Tensor, h_BH: Tensor, keys_NC: Tensor) -> Tensor:
         """m [B, H], the weighted mean of the K nearest states' h (Eq. 7); zero as long as MEM is empty."""
         self._check(p_BP, h_BH)
-        c = self.config
         with _no_autocast(p_BP):
-            reader = Reader(self.mem, keys_NC, self.key.weight, self.key.bias, c.neighbours, c.epsilon)
-            return reader(p_BP.to(self.mem.p.dtype), h_BH.to(self.mem.h.dtype))
+            return self.reader(keys_NC)(p_BP.to(self.mem.p.dtype), h_BH.to(self.mem.h.dtype))
 
     @torch.no_grad()
     def observe(self, images_TBHWC: Tensor, p_TBP: Tensor, h_TBH: Tensor, tag_TB: Tensor | None = None) -> None:

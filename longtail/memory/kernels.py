@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING or find_spec("triton"):
+HAS_TRITON = find_spec("triton") is not None
+
+if TYPE_CHECKING or HAS_TRITON:
     import triton
     import triton.language as tl
     from triton import jit
@@ -21,13 +23,13 @@ else:  # a PyTorch without CUDA comes without Triton; nothing below is called
 
 
 BLOCK = 32  # keys whose differences are held at once
-LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF) if find_spec("triton") else 0
+LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF) if HAS_TRITON else 0
 
 
 def fits(query_BC: Tensor, values_NH: Tensor, K: int) -> bool:
     """Whether there is a kernel for it: a program holds the codes of all slots, and the rows of all neighbours."""
     is_small = len(values_NH) <= 2**15 and K * max(query_BC.shape[1], values_NH.shape[1]) <= 2**16
-    return is_small and query_BC.is_cuda and query_BC.dtype == torch.float32 and find_spec("triton") is not None
+    return is_small and query_BC.is_cuda and query_BC.dtype == torch.float32 and HAS_TRITON
 
 
 @jit

@@ -27,6 +27,11 @@ class HCAMConfig:
     key_dim: int = 64
     """Size of queries, keys and values."""
 
+    @property
+    def window(self) -> int:
+        """Steps of all chunks."""
+        return self.chunk * self.chunks
+
     def __post_init__(self) -> None:
         for name in ("chunk", "chunks", "chosen", "key_dim"):
             if getattr(self, name) < 1:
@@ -83,7 +88,7 @@ class Chunks:
 
     def __init__(self, heads: Heads, config: HCAMConfig, past_BLS: Tensor, began_B: Tensor, write: bool) -> None:
         self.heads, self.config, self.past_BLS, self.began_B, self.write = heads, config, past_BLS, began_B, write
-        self.before, self.t = config.chunk * config.chunks, 0
+        self.before, self.t = config.window, 0
         self.past: Past | None = None
 
     def __call__(self, p_BP: Tensor, h_BH: Tensor, first_B1: Tensor) -> Tensor:
@@ -133,9 +138,9 @@ class HCAM(Method):
             raise ValueError(f"hcam.chunk is {config.chunk}: it must divide impala.unroll, {sizes.unroll}")
         self.config, self.memory_dim = config, sizes.hidden
         self.heads = Heads(sizes.p_dim + sizes.hidden, config.key_dim, sizes.hidden)
-        length = config.chunk * config.chunks + sizes.unroll
+        length = config.window + sizes.unroll
         self.register_buffer("past_BLS", torch.zeros(sizes.worlds, length, sizes.p_dim + sizes.hidden))
-        self.register_buffer("began_B", torch.full((sizes.worlds,), config.chunk * config.chunks))
+        self.register_buffer("began_B", torch.full((sizes.worlds,), config.window))
 
     def acting(self) -> Chunks:
         self.chunks = Chunks(self.heads, self.config, self.past_BLS, self.began_B, write=True)
@@ -151,6 +156,6 @@ class HCAM(Method):
 
     def playing(self, num_episodes: int) -> Chunks:
         c, device = self.config, self.past_BLS.device
-        past_BLS = torch.zeros(num_episodes, c.chunk * (c.chunks + 1), self.past_BLS.shape[-1], device=device)
-        began_B = torch.full((num_episodes,), c.chunk * c.chunks, device=device)
+        past_BLS = torch.zeros(num_episodes, c.window + c.chunk, self.past_BLS.shape[-1], device=device)
+        began_B = torch.full((num_episodes,), c.window, device=device)
         return Chunks(self.heads, c, past_BLS, began_B, write=True)

@@ -1,6 +1,5 @@
 """IMPALA with an episodic memory: mem, mem-contrastive, boosted and boosted-single-loss differ in fields only."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +8,7 @@ from longtail.agents.lstm import Read
 from longtail.impala.act import Rollout
 from longtail.memory import BoostedMemory, MemoryConfig
 from longtail.memory.contrastive import copies
+from longtail.memory.familiarity import hop_subset
 from longtail.methods import statistics
 from longtail.methods.method import Method, Row, Sizes
 from longtail.worlds import TaskTable
@@ -39,11 +39,12 @@ class Recall(Method):
     @torch.no_grad()
     def observe(self, rollout: Rollout) -> None:
         assert rollout.tape is not None  # what Algorithm 1 stores is what acting computed
-        moments = rollout.tape.lstm.moments[:: self.memory.config.hop]
+        hop = self.memory.config.hop
+        moments = rollout.tape.lstm.moments[::hop]
         p_SP = torch.cat([moment.p_BP for moment in moments])
         h_SH = torch.cat([moment.r_BR[:, : moment.h_BH.shape[1]] for moment in moments])
-        hop, T = self.memory.config.hop, rollout.unroll
-        self.memory.observe_states(rollout.obs[:T:hop].flatten(0, 1), p_SP, h_SH, rollout.task[:T:hop].flatten())
+        image_SHWC, task_S = (hop_subset(x_TB[:-1], hop) for x_TB in (rollout.obs, rollout.task))
+        self.memory.observe_states(image_SHWC, p_SP, h_SH, task_S)
 
     def loss(self, agent: Agent, rollout: Rollout) -> Tensor | None:
         config = self.memory.config
@@ -71,14 +72,14 @@ class Recall(Method):
         M_N, passes_N = self.memory.rarity()[:n].cpu().numpy(), f.passes[:n].cpu().numpy()
         copies_N = copies(f.hash[:n])
         knows = config.contrastive and n == config.familiarity
-        distinct = config.negatives == "distinct"
+        negatives = statistics.mean(n - copies_N) if config.negatives == "distinct" else float(n - 1)
         row: Row = {
             "rarity_auroc": statistics.auroc(M_N, group_N == statistics.TAIL) if knows else None,
             "momentum_age_correlation": statistics.rank_correlation(M_N, passes_N) if knows else None,
             "passes_per_slot": statistics.mean(passes_N),
             "familiarity_tail_share": statistics.mean(group_N == statistics.TAIL),
             "duplicate_share": statistics.mean(copies_N > 1) if config.contrastive else None,
-            "effective_negatives": statistics.mean(n - copies_N if distinct else np.array(n - 1)) if knows else None,
+            "effective_negatives": negatives if knows else None,
             "memory_occupancy": filled / config.capacity,
             "memory_age": statistics.mean(self.memory.epochs - mem.stored_at[:filled]),
             "memory_tail_share": statistics.mean(group_M == statistics.TAIL),
